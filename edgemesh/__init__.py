@@ -1,0 +1,3 @@
+"""EdgeMesh: LLM serving on boxes of consumer GPUs without NVLink."""
+
+__version__ = "0.1.0"
