@@ -65,6 +65,11 @@ class Prefix:
     def __len__(self) -> int:
         return len(self._page)
 
+    @staticmethod
+    def cursor() -> Cursor:
+        """Where a new request begins."""
+        return Cursor()
+
     def match(self, cursor: Cursor, tokens: Tokens) -> tuple[int, ...]:
         """The pages that hold the beginning of ``tokens``, in order, each held once more for the caller.
 
