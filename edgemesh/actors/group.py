@@ -1,0 +1,253 @@
+"""The group: sole owner of the requests and KV pages of one DP group.
+
+It takes requests from the router, agrees on each step with its peers through the barrier, sends the plan to its ranks,
+and sends what they drew straight to the gateway. All decisions are ``decide.scheduling``'s; this file carries messages.
+"""
+
+from typing import Final, assert_never
+
+from edgemesh.decide import barrier
+from edgemesh.decide.barrier import BarrierState
+from edgemesh.decide.scheduling import Config, Scheduler
+from edgemesh.runtime.actor import main
+from edgemesh.runtime.link import LinkError
+from edgemesh.runtime.port import Port
+from edgemesh.topology import Mesh
+from edgemesh.wire.catalogue import LinkKind
+from edgemesh.wire.ids import Phase, Plane
+from edgemesh.wire.messages import (
+    Accepted,
+    Attached,
+    Begin,
+    Cancel,
+    Capacity,
+    Credit,
+    Done,
+    Drain,
+    Drained,
+    Emit,
+    Failed,
+    Fault,
+    Health,
+    IdleDone,
+    Mark,
+    Message,
+    Place,
+    Ready,
+    Release,
+    StepFault,
+    Stop,
+)
+
+LOAD_EVERY_NS: Final = 10_000_000
+"""Load reports are at least this far apart; the router counts its own placements in between."""
+
+CHECK_AFTER_NS: Final = 200_000_000
+"""How long a group is quiet before it counts its pages."""
+
+GroupInbox = Place | Cancel | Credit | Release | Attached | Done | IdleDone | StepFault | Begin | Health | Drain | Stop
+
+
+class GroupActor:
+    """One DP group's event loop: take what came, let the scheduler decide, send what it wants."""
+
+    def __init__(self, mesh: Mesh, name: str, epoch: int, port: Port) -> None:
+        self.mesh = mesh
+        self.name = name
+        self.epoch = epoch
+        self.port = port
+        self.done = False
+        group = mesh.actor(name).group
+        assert group is not None, f"{name} has no group"
+        self.group = group
+        self.set = mesh.set_of(group)
+        self.supervisor = f"supervisor-{mesh.actor(name).host}"
+        self.waiting_for = {(plane, rank) for plane in mesh.planes for rank in mesh.ranks_of(group)}
+        self.scheduler: Scheduler | None = None
+        self.ready = False
+        self._barriers: dict[Plane, BarrierState] = {}
+        self._revision = 0
+        self._load_due_ns: int | None = None
+        self._load_sent_ns = 0
+        self._check_due_ns: int | None = None
+        self._drained = False
+        self._marks: tuple[Mark, ...] = ()
+
+    # --- events ---
+
+    def receive(self, kind: LinkKind, message: Message) -> None:
+        """Take one message of a link of this kind."""
+        del kind  # its union has been checked already
+        self._take(message)  # type: ignore[arg-type]  # the links' unions make up GroupInbox
+
+    def _take(self, message: GroupInbox) -> None:
+        if isinstance(message, Begin):
+            self._begin(message.capacity)
+            return
+        if isinstance(message, Stop):
+            self.done = True
+            return
+        if isinstance(message, Health):
+            return
+        if isinstance(message, StepFault):
+            reason = f"rank {message.rank} ({message.plane}, tick {message.tick}): {message.reason}"
+            self.port.send(LinkKind.REPORT, Fault(self.name, self.epoch, reason), self.supervisor)
+            return
+        if isinstance(message, Attached):
+            self.waiting_for.discard((message.plane, message.rank))
+            return
+        if self.scheduler is None:
+            self.port.trace.event("message.early", type=type(message).__name__)
+            return
+        self._schedule(self.scheduler, message)
+
+    def _schedule(
+        self, scheduler: Scheduler, message: Place | Cancel | Credit | Release | Done | IdleDone | Drain
+    ) -> None:
+        now = self.port.now()
+        match message:
+            case Done() | IdleDone():
+                scheduler.done(message, now)
+            case Release():
+                scheduler.release(message, now)
+            case Place():
+                scheduler.place(message, now)
+            case Cancel():
+                scheduler.cancel(message)
+            case Credit():
+                scheduler.credit(message)
+            case Drain():
+                scheduler.state.draining = True
+            case _:
+                assert_never(message)
+        if self._load_due_ns is None and not isinstance(message, Release | Credit):
+            self._load_due_ns = max(now, self._load_sent_ns + LOAD_EVERY_NS)
+
+    def _begin(self, capacity: Capacity) -> None:
+        topology = self.mesh.topology
+        self.scheduler = Scheduler(
+            Config(
+                group=self.group,
+                member=self.set.groups.index(self.group),
+                epoch=self.epoch,
+                planes=self.mesh.planes,
+                pages=capacity.pages,
+                page_tokens=capacity.page_tokens,
+                slots=topology.decode.slots,
+                chunk_tokens=topology.prefill.chunk_tokens,
+                reserve_tokens=topology.group.reserve_tokens,
+                max_waiting=topology.group.max_waiting,
+                quantum_tokens=topology.prefill.chunk_tokens,
+                age_ns=topology.group.age_ns,
+                pause_ns=int(topology.group.credit_deadline_s * 1e9),
+                prefix_cache=topology.group.prefix_cache,
+            )
+        )
+        if self.set.barrier is None:
+            rule = barrier.Rule(attn_tp=self.mesh.attn_tp)
+            self._barriers = {
+                plane: barrier.start(plane, self.epoch, self.set.groups, rule) for plane in self.mesh.planes
+            }
+
+    # --- what comes of them ---
+
+    def settle(self) -> None:
+        """Commit what can run next, and send all that the events since the last call led to."""
+        scheduler = self.scheduler
+        if scheduler is None:
+            return
+        if not self.ready:
+            if self.waiting_for:
+                return
+            self.ready = True
+            self._load_due_ns = self.port.now()
+            self.port.send(LinkKind.REPORT, Ready(self.name, self.epoch), self.supervisor)
+        # Plans of released ticks go out before the next step is thought about: the ranks wait for them.
+        going = True
+        self._perform(scheduler)
+        while going:
+            scheduler.advance(self.port.now())
+            going = self._perform(scheduler)
+        self._report(scheduler, self.port.now())
+
+    def _perform(self, scheduler: Scheduler) -> bool:
+        """Send everything; True if that itself led to more (a release of the barrier inside this group, a lost gateway)."""
+        effects = scheduler.effects()
+        for message in effects.plans:
+            for rank in self.mesh.rank_names(self.group, message.plane):
+                self.port.send(LinkKind.PLAN, message, rank)
+        for reply in effects.replies:
+            self._answer(scheduler, reply, reply.gateway)
+        for gateway, items in effects.items.items():
+            self._answer(scheduler, Emit(self.group, gateway, self.epoch, tuple(items)), gateway)
+        for event, fields in effects.notes:
+            self.port.trace.event(event, **fields)
+        for arrive in effects.arrivals:
+            if arrive.shape.tokens:
+                self.port.trace.event(
+                    "tick.arrive",
+                    plane=arrive.plane.value,
+                    tick=arrive.tick,
+                    tokens=arrive.shape.tokens,
+                    sequences=arrive.shape.sequences,
+                )
+            if self.set.barrier is not None:
+                self.port.send(LinkKind.ARRIVE, arrive, self.set.barrier)
+                continue
+            now = self.port.now()
+            self._barriers[arrive.plane], releases = barrier.arrive(self._barriers[arrive.plane], arrive, now)
+            for release in releases:
+                scheduler.release(release, now)
+        return scheduler.busy
+
+    def _answer(self, scheduler: Scheduler, message: Accepted | Emit | Failed, gateway: int) -> None:
+        """To the gateway that it addresses; a gateway that takes nothing loses its requests, never this group's time."""
+        try:
+            self.port.send(LinkKind.EMIT, message, f"gateway-{gateway}")
+        except LinkError as error:
+            self.port.trace.event("gateway.lost", gateway=gateway, error=str(error))
+            scheduler.abort_gateway(gateway)
+
+    def _report(self, scheduler: Scheduler, now: int) -> None:
+        if self._load_due_ns is not None and now >= self._load_due_ns:
+            self._load_due_ns, self._load_sent_ns = None, now
+            self._revision += 1
+            self.port.send(LinkKind.LOAD, scheduler.load(self._revision), "router-0")
+            self._check_due_ns = now + CHECK_AFTER_NS
+        if scheduler.quiet:
+            if self._check_due_ns is not None and now >= self._check_due_ns:
+                self._check_due_ns = None
+                scheduler.check()
+                pages = scheduler.state.pages
+                self.port.trace.event("group.quiet", free_pages=pages.free, total_pages=pages.usable)
+            if scheduler.state.draining and not self._drained:
+                self._drained = True
+                self.port.send(LinkKind.REPORT, Drained(self.name, self.epoch), self.supervisor)
+        self._marks = tuple(
+            Mark(plane, pipe.tick, _phase(pipe.flying, pipe.committed), pipe.since_ns, 0)
+            for plane, pipe in scheduler.state.pipelines.items()
+        )
+
+    # --- what the loop asks ---
+
+    def deadline(self) -> int | None:
+        """When to settle though nothing came."""
+        due = [self._load_due_ns]
+        if self.scheduler is not None:
+            due.append(self.scheduler.deadline())
+            due.append(self._check_due_ns if self.scheduler.quiet else None)
+        return min((each for each in due if each is not None), default=None)
+
+    def marks(self) -> tuple[Mark, ...]:
+        """Where each plane stands; read by the progress thread."""
+        return self._marks
+
+
+def _phase(flying: object, committed: object) -> Phase:
+    if flying:
+        return Phase.PLANNED
+    return Phase.ARRIVED if committed else Phase.WAITING
+
+
+if __name__ == "__main__":
+    main(GroupActor)

@@ -1,0 +1,82 @@
+"""Who gets pages: admission, and its reverse, preemption.
+
+Prefill admits only what decode can carry: a slot for each admitted request, and after the new one's pages there must be room for
+every running row to grow. Otherwise prefill would fill the pool, decode would preempt, and both would look busy while
+nothing is finished. A preempted request comes back only when all that it may ever need fits, so none is preempted for ever.
+"""
+
+from edgemesh.decide.request import Event, Sequence, State
+from edgemesh.decide.state import GroupState
+
+
+def admit(state: GroupState, now_ns: int) -> None:
+    """Admit from the queue, in its order, as long as the next one fits."""
+    while len(state.admitted) < state.config.slots:
+        sequence = state.queue.peek(now_ns)
+        # Nothing changed since it did not fit: do not look its prefix up again.
+        if sequence is None or state.blocked == (sequence, state.pages.free, len(state.admitted)):
+            return
+        if not _fit(state, sequence):
+            state.blocked = (sequence, state.pages.free, len(state.admitted))
+            return
+        state.blocked = None
+        state.queue.remove(sequence)
+        sequence.move(Event.ADMITTED)
+        state.admissions += 1
+        sequence.admission = state.admissions
+        state.admitted[sequence] = None
+        state.effects.note(
+            "request.admitted",
+            request=sequence.submit.request,
+            cached_tokens=sequence.planned,
+            pages=len(sequence.pages),
+        )
+
+
+def _fit(state: GroupState, sequence: Sequence) -> bool:
+    """Give the sequence its pages, those of a known prefix first; or leave all as it was."""
+    tokens = len(sequence.tokens)
+    hit = state.prefix.match(sequence.cursor, sequence.tokens)
+    wanted = sequence.whole if sequence.life else min(tokens + 1, sequence.whole)
+    missing = state.pages_for(wanted) - len(hit)
+    if missing + growth(state) > state.pages.free:
+        state.pages.drop(hit)
+        return False
+    sequence.pages = [*hit, *state.pages.take(missing)]
+    sequence.planned = sequence.written = len(hit) * state.config.page_tokens
+    sequence.target = tokens
+    if not sequence.life:
+        sequence.cached = sequence.planned
+    return True
+
+
+def growth(state: GroupState) -> int:
+    """Pages that the admitted requests may still ask for within their reserve."""
+    bound, total = state.config.reserve_tokens, 0
+    for sequence in state.admitted:
+        wanted = state.pages_for(min(len(sequence.tokens) + min(bound, sequence.left), sequence.whole))
+        total += max(0, wanted - len(sequence.pages))
+    return total
+
+
+def grow(state: GroupState, sequence: Sequence, position: int) -> bool:
+    """Make room for the KV of ``position``; the youngest gives way. False: not in this step.
+
+    The oldest running request is never preempted, so at least one always reaches its end.
+    """
+    if position < len(sequence.pages) * state.config.page_tokens:
+        return True
+    while not state.pages.free:
+        youngest = next(reversed(state.admitted))
+        if state.wasted or youngest is next(iter(state.admitted)):
+            return False
+        state.preempt(youngest)
+        if youngest is sequence:
+            return False
+    sequence.pages.extend(state.pages.take(1))
+    return True
+
+
+def prefilling(state: GroupState) -> list[Sequence]:
+    """Admitted requests with prompt tokens that no step computes yet."""
+    return [each for each in state.admitted if each.state is State.PREFILL and each.planned < each.target]

@@ -1,0 +1,158 @@
+"""What runs in a step: prompt chunks and decode rows."""
+
+from array import array
+from heapq import heappop
+from typing import Final
+
+from edgemesh.decide.admission import admit, grow, prefilling
+from edgemesh.decide.request import Event, Sequence
+from edgemesh.decide.state import GroupState
+from edgemesh.decide.steps import Run, Step
+from edgemesh.wire.arrays import TokenArray
+from edgemesh.wire.ids import Plane
+from edgemesh.wire.messages import Chunk, Decode, Grow, Join, Prefill, Shape
+
+MAX_CHUNKS: Final = 64
+"""Prompts that may share a step."""
+
+MIN_CHUNK: Final = 16
+"""Prompt tokens that a mixed step offers at least, however many rows decode beside them."""
+
+
+def plan(state: GroupState, plane: Plane, now_ns: int) -> Step | None:
+    """Commit what this plane runs next, or nothing."""
+    step = Step(Shape())
+    rows = longest = 0
+    if plane is not Plane.PREFILL:
+        rows, longest = _decode(state, step, now_ns)
+    computed = 0
+    if plane is not Plane.DECODE:
+        admit(state, now_ns)
+        budget = max(state.config.chunk_tokens - rows, MIN_CHUNK)
+        computed = _prefill(state, step, budget, now_ns)
+        longest = max([longest, *(run.upto for run in step.chunks)])
+    if not rows + computed:
+        return None
+    graph = state.config.graphs and not computed
+    step.shape = Shape(rows + computed, rows + len(step.chunks), longest, graph)
+    return step
+
+
+def _prefill(state: GroupState, step: Step, budget: int, now_ns: int) -> int:
+    """Chunks of the admitted prompts, shortest remaining first, so that a short prompt is not stuck behind a long one.
+
+    A prompt that is older than the ageing bound goes before all younger ones.
+    """
+
+    def urgency(sequence: Sequence) -> tuple[int, int, int]:
+        if now_ns - sequence.arrived_ns > state.config.age_ns:
+            return 0, sequence.order, 0
+        return 1, sequence.target - sequence.planned, sequence.order
+
+    chunks: list[Chunk] = []
+    tokens = array("i")
+    for sequence in sorted(prefilling(state), key=urgency)[:MAX_CHUNKS]:
+        room = budget - len(tokens)
+        if room <= 0:
+            break
+        start = sequence.planned
+        upto = min(sequence.target, start + room)
+        final = upto == sequence.target
+        sampling = sequence.submit.sampling
+        history = TokenArray(sequence.tokens.tobytes()) if final and sampling.needs_history else TokenArray()
+        chunks.append(
+            Chunk(
+                sequence.submit.request,
+                start,
+                upto - start,
+                tuple(sequence.pages[: state.pages_for(upto)]),
+                final,
+                sampling if final else None,
+                sequence.out,
+                history,
+            )
+        )
+        tokens.extend(sequence.tokens[start:upto])
+        sequence.planned = upto
+        step.chunks.append(Run(sequence, sequence.life, upto, final))
+    if chunks:
+        step.prefill = Prefill(tuple(chunks), TokenArray(tokens))
+    return len(tokens)
+
+
+def _decode(state: GroupState, step: Step, now_ns: int) -> tuple[int, int]:
+    """One step for every row that may take it: (rows that run, longest context)."""
+    sits, grown = _room(state, now_ns)
+    joins = _join(state, now_ns)
+    longest = 0
+    for slot, sequence in state.rows.items():
+        if slot in sits:
+            continue
+        step.rows.append(Run(sequence, sequence.life, slot=slot))
+        sequence.flying += 1
+        longest = max(longest, len(sequence.tokens) + sequence.flying)
+    if not step.rows:
+        return 0, 0
+    grows = tuple(Grow(each.slot, tuple(each.pages[had:])) for each, had in grown.items() if each.slot >= 0)
+    step.decode = Decode(tuple(state.leaves), tuple(map(_entry, joins)), grows, tuple(sorted(sits)))
+    state.leaves = []
+    for run in step.rows:
+        if run.sequence.left <= run.sequence.flying:
+            state.leave(run.sequence)
+    return len(step.rows), longest
+
+
+def _room(state: GroupState, now_ns: int) -> tuple[set[int], dict[Sequence, int]]:
+    """Pages for the next position of every row: (slots that must sit out, rows that grew and the pages they had)."""
+    grown: dict[Sequence, int] = {}
+    short: list[Sequence] = []
+    for sequence in list(state.rows.values()):
+        if sequence.slot < 0:
+            continue  # preempted for one before it
+        if sequence.out + sequence.flying >= sequence.credit:
+            state.paused.setdefault(sequence)
+            sequence.paused_ns = sequence.paused_ns or now_ns
+            short.append(sequence)
+            continue
+        had = len(sequence.pages)
+        if not grow(state, sequence, len(sequence.tokens) - 1 + sequence.flying):
+            short.append(sequence)
+        elif len(sequence.pages) > had:
+            grown[sequence] = had
+    return {each.slot for each in short if each.slot >= 0}, grown
+
+
+def _join(state: GroupState, now_ns: int) -> list[Sequence]:
+    """Rows that enter the batch; the page of their next position is theirs since their admission."""
+    joins: list[Sequence] = []
+    for sequence in list(state.ready):
+        if not state.free_slots:
+            break
+        if sequence.out >= sequence.credit:
+            state.paused.setdefault(sequence)
+            sequence.paused_ns = sequence.paused_ns or now_ns
+            continue
+        del state.ready[sequence]
+        sequence.move(Event.JOINED)
+        sequence.slot = heappop(state.free_slots)
+        state.rows[sequence.slot] = sequence
+        joins.append(sequence)
+        state.effects.note("request.joined", request=sequence.submit.request, slot=sequence.slot)
+    return joins
+
+
+def _entry(sequence: Sequence) -> Join:
+    """The row as its ranks get to know it."""
+    sampling = sequence.submit.sampling
+    history = TokenArray(sequence.tokens.tobytes()) if sampling.needs_history else TokenArray()
+    position = len(sequence.tokens) - 1
+    return Join(
+        sequence.slot,
+        sequence.submit.request,
+        sequence.tokens[position],
+        position,
+        tuple(sequence.pages),
+        sampling,
+        sequence.out,
+        history,
+    )

@@ -1,0 +1,94 @@
+"""What a step's result changes: pages are known, tokens go out, requests end."""
+
+from collections.abc import Sequence as Tokens
+
+from edgemesh.decide.request import Event, Sequence, State
+from edgemesh.decide.state import GroupState
+from edgemesh.decide.steps import Run, Step
+from edgemesh.wire.ids import Finish
+from edgemesh.wire.messages import Done, Logprob
+
+NO_TOKEN = -1
+"""A draw that no rank accepted: the row draws again, at the same position, in its next step."""
+
+
+class ResultError(RuntimeError):
+    """A result that does not fit the plan it answers."""
+
+
+def apply(state: GroupState, step: Step, done: Done) -> None:
+    """Take a real step's result; what belongs to an earlier life of a request is dropped."""
+    finals = [run for run in step.chunks if run.final]
+    rows = sorted(step.rows, key=lambda run: run.slot)
+    if len(done.firsts) != len(finals) or len(done.slots) != len(rows) or len(done.tokens) != len(rows):
+        message = (
+            f"{done.plane} tick {done.tick}: {len(done.firsts)} first tokens and {len(done.tokens)} row tokens, "
+            f"where {len(finals)} and {len(rows)} were planned"
+        )
+        raise ResultError(message)
+    for run in step.chunks:
+        _written(state, run)
+    for run, token, logprob in zip(finals, done.firsts, _padded(done.first_logprobs, len(finals)), strict=True):
+        if run.life == run.sequence.life:
+            _first(state, run.sequence, token, logprob, done.tick)
+    for run, slot, token, logprob in zip(rows, done.slots, done.tokens, _padded(done.logprobs, len(rows)), strict=True):
+        if slot != run.slot:
+            message = f"{done.plane} tick {done.tick}: a token of slot {slot}, where slot {run.slot} was planned"
+            raise ResultError(message)
+        if run.life == run.sequence.life:
+            _row(state, run.sequence, token, logprob)
+
+
+def _padded(logprobs: Tokens[Logprob | None], length: int) -> Tokens[Logprob | None]:
+    return logprobs if len(logprobs) == length else (None,) * length
+
+
+def _written(state: GroupState, run: Run) -> None:
+    """A chunk's KV is in its pages: from now on others may find them by their tokens."""
+    sequence = run.sequence
+    if run.life != sequence.life:
+        return
+    sequence.written = max(sequence.written, run.upto)
+    state.prefix.insert(sequence.cursor, sequence.tokens, sequence.pages, sequence.written)
+
+
+def _first(state: GroupState, sequence: Sequence, token: int, logprob: Logprob | None, tick: int) -> None:
+    """The token after the prompt."""
+    if token == NO_TOKEN:
+        sequence.planned = sequence.target - 1
+        return
+    sequence.move(Event.PREFILLED)
+    state.ready[sequence] = None
+    state.effects.note("request.prefilled", request=sequence.submit.request, tick=tick)
+    _accept(state, sequence, token, logprob)
+
+
+def _row(state: GroupState, sequence: Sequence, token: int, logprob: Logprob | None) -> None:
+    """The next token of a row, or a row that left and must join once more for its last draw."""
+    sequence.flying -= 1
+    if token != NO_TOKEN:
+        sequence.written = len(sequence.tokens)
+        _accept(state, sequence, token, logprob)
+    if sequence.state is State.DECODE and sequence.slot < 0 and not sequence.flying:
+        sequence.move(Event.LEFT)
+        state.ready[sequence] = None
+
+
+def _accept(state: GroupState, sequence: Sequence, token: int, logprob: Logprob | None) -> None:
+    index = sequence.out
+    if token in sequence.stops and index >= sequence.submit.sampling.min_tokens:
+        state.emit(sequence, index, (), Finish.STOP)
+        finish(state, sequence, Finish.STOP)
+        return
+    sequence.tokens.append(token)
+    ended = sequence.left <= 0
+    state.emit(sequence, index, (token,), Finish.LENGTH if ended else Finish.NONE, logprob)
+    if ended:
+        finish(state, sequence, Finish.LENGTH)
+
+
+def finish(state: GroupState, sequence: Sequence, reason: Finish) -> None:
+    """End a request whose last words are said."""
+    out = sequence.out
+    state.end(sequence)
+    state.effects.note("request.finished", request=sequence.submit.request, finish=reason.value, output_tokens=out)

@@ -1,0 +1,385 @@
+"""The scheduler against ranks that remember every KV slot: whatever happens, each stream gets exactly its own tokens."""
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgemesh.decide.scheduling import Config, Scheduler
+from edgemesh.wire.arrays import TokenArray
+from edgemesh.wire.ids import Finish, Layout, Plane
+from edgemesh.wire.messages import (
+    Accepted,
+    Arrive,
+    Cancel,
+    Credit,
+    Done,
+    Failed,
+    IdleDone,
+    IdlePlan,
+    Place,
+    Plan,
+    Release,
+    Sampling,
+    Submit,
+    Verdict,
+)
+
+PAGE = 4
+VOCAB = 50
+
+
+def draw(tokens: tuple[int, ...]) -> int:
+    """The model: the next token is a function of all tokens before it, and of nothing else."""
+    return hash(tokens) % VOCAB
+
+
+def stream(submit: Submit) -> tuple[list[int], Finish]:
+    """What a request must give, whatever is scheduled around it."""
+    tokens = [*submit.prompt, *submit.emitted]
+    out: list[int] = list(submit.emitted)
+    while len(out) < submit.max_tokens:
+        token = draw(tuple(tokens))
+        if token in submit.sampling.stop_token_ids:
+            return out, Finish.STOP
+        out.append(token)
+        tokens.append(token)
+    return out, Finish.LENGTH
+
+
+class Ranks:
+    """One plane's ranks: they execute plans in order over a slab that both planes share.
+
+    ``slab[page][offset]`` holds (position, token): attention over anything else than the row's own prefix fails.
+    """
+
+    def __init__(self, slab: dict[tuple[int, int], tuple[int, int]], rng: random.Random) -> None:
+        self.slab = slab
+        self.rng = rng
+        self.plans: deque[Plan | IdlePlan] = deque()
+        self.rows: dict[int, list] = {}
+        self.tick = -1
+
+    def write(self, pages, position: int, token: int) -> None:
+        page = pages[position // PAGE]
+        assert page > 0
+        self.slab[page, position % PAGE] = (position, token)
+
+    def read(self, pages, upto: int) -> tuple[int, ...]:
+        tokens = []
+        for position in range(upto):
+            found = self.slab[pages[position // PAGE], position % PAGE]
+            assert found[0] == position, f"position {position} reads the KV of position {found[0]}"
+            tokens.append(found[1])
+        return tuple(tokens)
+
+    def run(self) -> Done | IdleDone:
+        plan = self.plans.popleft()
+        assert plan.tick == self.tick + 1
+        self.tick = plan.tick
+        if isinstance(plan, IdlePlan):
+            return IdleDone(plan.group, plan.plane, plan.epoch, plan.tick)
+        firsts = self.prefill(plan.prefill) if plan.prefill else ()
+        slots, tokens = self.decode(plan.decode) if plan.decode else ((), ())
+        return Done(plan.group, plan.plane, plan.epoch, plan.tick, slots, tokens, firsts)
+
+    def prefill(self, prefill) -> tuple[int, ...]:
+        at, firsts = 0, []
+        for chunk in prefill.chunks:
+            for offset in range(chunk.length):
+                self.write(chunk.pages, chunk.start + offset, prefill.tokens[at + offset])
+            at += chunk.length
+            if chunk.final:
+                tokens = self.read(chunk.pages, chunk.start + chunk.length)
+                firsts.append(-1 if self.rng.random() < 0.1 else draw(tokens))
+        assert at == len(prefill.tokens)
+        return tuple(firsts)
+
+    def decode(self, decode) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        for slot in decode.leaves:
+            del self.rows[slot]
+        for join in decode.joins:
+            assert join.slot not in self.rows
+            self.rows[join.slot] = [list(join.pages), join.position, join.token]
+        for grow in decode.grows:
+            self.rows[grow.slot][0].extend(grow.pages)
+        drawn = []
+        slots = tuple(slot for slot in sorted(self.rows) if slot not in decode.sits)
+        for slot in slots:
+            pages, position, token = self.rows[slot]
+            self.write(pages, position, token)
+            new = -1 if self.rng.random() < 0.1 else draw(self.read(pages, position + 1))
+            drawn.append(new)
+            if new >= 0:
+                self.rows[slot][1:] = [position + 1, new]
+        return slots, tuple(drawn)
+
+
+class World:
+    """One group, its ranks and its gateway, driven by a seeded random order of everything that may happen."""
+
+    def __init__(self, seed: int, planes, pages: int, slots: int, *, peers: bool, prefix: bool) -> None:
+        self.rng = random.Random(seed)
+        self.config = Config(
+            group=0,
+            member=0,
+            epoch=0,
+            planes=planes,
+            pages=pages,
+            page_tokens=PAGE,
+            slots=slots,
+            chunk_tokens=8,
+            reserve_tokens=4,
+            max_waiting=1000,
+            quantum_tokens=8,
+            age_ns=500,
+            pause_ns=10**6,
+            prefix_cache=prefix,
+        )
+        self.scheduler = Scheduler(self.config)
+        slab: dict[tuple[int, int], tuple[int, int]] = {}
+        self.ranks = {plane: Ranks(slab, self.rng) for plane in planes}
+        self.peers = peers
+        self.arrivals: dict[Plane, Arrive] = {}
+        self.released: dict[Plane, int] = dict.fromkeys(planes, -1)
+        self.now = 0
+        self.submits: dict[str, Submit] = {}
+        self.got: dict[str, list[int]] = {}
+        self.ends: dict[str, Finish | Failed | str] = {}
+
+    def submit(self, submit: Submit) -> None:
+        self.submits[submit.request] = submit
+        self.got[submit.request] = list(submit.emitted)
+        self.scheduler.place(Place(0, submit), self.now)
+
+    def settle(self) -> None:
+        self.now += 1
+        self.scheduler.advance(self.now)
+        effects = self.scheduler.effects()
+        for plan in effects.plans:
+            self.ranks[plan.plane].plans.append(plan)
+        for arrive in effects.arrivals:
+            before = self.arrivals.get(arrive.plane)
+            assert arrive.tick == self.released[arrive.plane] + 1
+            assert before is None or before.tick < arrive.tick or before.revision < arrive.revision
+            # An idle arrival that a real one has replaced may still be the one that the barrier decided by.
+            if not (before and before.tick == arrive.tick and self.peers and self.rng.random() < 0.5):
+                self.arrivals[arrive.plane] = arrive
+        for reply in effects.replies:
+            if isinstance(reply, Failed):
+                self.ends[reply.request] = reply
+            else:
+                assert isinstance(reply, Accepted)
+        for item in (item for items in effects.items.values() for item in items):
+            assert item.request not in self.ends
+            assert item.index == len(self.got[item.request])
+            self.got[item.request].extend(item.tokens)
+            if item.finish:
+                self.ends[item.request] = item.finish
+        self.scheduler.check()
+
+    def release(self, plane: Plane) -> bool:
+        arrive = self.arrivals.get(plane)
+        if arrive is None or arrive.tick != self.released[plane] + 1 or not (arrive.shape.tokens or self.peers):
+            return False
+        tokens = (arrive.shape.tokens, 1 if self.peers else 0)
+        self.released[plane] = arrive.tick
+        verdict = Verdict(tokens, Layout.RAGGED, 0)
+        self.scheduler.release(Release(plane, 0, arrive.tick, verdict), self.now)
+        return True
+
+    def run(self, plane: Plane) -> bool:
+        if not self.ranks[plane].plans:
+            return False
+        self.scheduler.done(self.ranks[plane].run(), self.now)
+        return True
+
+    def step(self) -> bool:
+        moves = [(move, plane) for plane in self.ranks for move in (self.release, self.run)]
+        self.rng.shuffle(moves)
+        moved = any(move(plane) for move, plane in moves)
+        self.settle()
+        return moved
+
+    def finish(self) -> None:
+        for _ in range(20_000):
+            self.step()
+            if self.scheduler.quiet:
+                return
+        raise AssertionError(f"not finished: {[(s.submit.request, s.state) for s in self.scheduler.state.live.values()]}")
+
+
+PLANES = st.sampled_from([(Plane.PREFILL, Plane.DECODE), (Plane.MIXED,)])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    planes=PLANES,
+    pages=st.integers(9, 40),
+    slots=st.integers(1, 6),
+    peers=st.booleans(),
+    prefix=st.booleans(),
+)
+def test_every_stream_gets_exactly_its_own_tokens_and_every_page_comes_back(seed, planes, pages, slots, peers, prefix):
+    world = World(seed, planes, pages, slots, peers=peers, prefix=prefix)
+    rng = world.rng
+    common = [rng.randrange(VOCAB) for _ in range(12)]
+    cancelled = set()
+    for number in range(rng.randrange(1, 14)):
+        length, output = rng.randrange(1, 18), rng.randrange(1, 14)
+        prompt = [*common, *common][: rng.choice([0, length])] or [rng.randrange(VOCAB) for _ in range(length)]
+        stops = tuple(rng.sample(range(VOCAB), rng.choice([0, 3])))
+        sampling = Sampling(stop_token_ids=stops)
+        credit = rng.choice([1, 3, 1 << 20])
+        world.submit(
+            Submit(f"r{number}", 0, number % 2, TokenArray.of(prompt), sampling, output, key=f"k{number % 3}", credit=credit)
+        )
+        for _ in range(rng.randrange(4)):
+            world.step()
+        if rng.random() < 0.2:
+            victim = f"r{rng.randrange(number + 1)}"
+            if victim not in world.ends:
+                cancelled.add(victim)
+                world.scheduler.cancel(Cancel(0, victim, 0))
+    for _ in range(20_000):
+        world.step()
+        for name in world.submits:
+            if rng.random() < 0.3:
+                world.scheduler.credit(Credit(0, name, 0, len(world.got[name]) + 2))
+        if world.scheduler.quiet:
+            break
+    for name, submit in world.submits.items():
+        tokens, reason = stream(submit)
+        end = world.ends.get(name)
+        if isinstance(end, Failed):
+            assert end.status == 400, end
+            assert len(submit.prompt) + submit.max_tokens > (pages - 1) * PAGE
+        elif name in cancelled and end is None:
+            assert world.got[name] == tokens[: len(world.got[name])]
+        else:
+            assert world.got[name] == tokens
+            assert end is reason
+    world.scheduler.check()
+    state = world.scheduler.state
+    assert state.pages.free == state.pages.usable
+    assert not state.wasted
+    assert sorted(state.free_slots) == list(range(slots))
+    assert not any((state.live, state.admitted, state.ready, state.rows, state.paused, len(state.queue)))
+
+
+def scripted(planes=(Plane.PREFILL, Plane.DECODE), pages=40, slots=4, **options) -> World:
+    world = World(1, planes, pages, slots, peers=False, prefix=options.pop("prefix", True))
+    world.rng.random = lambda: 1.0  # every draw is accepted
+    return world
+
+
+def ask(world: World, name: str, prompt: list[int], output: int, **fields) -> None:
+    sampling = fields.pop("sampling", Sampling())
+    world.submit(Submit(name, fields.pop("attempt", 0), 0, TokenArray.of(prompt), sampling, output, **fields))
+
+
+def test_a_prompt_that_is_known_is_not_computed_again():
+    world = scripted()
+    ask(world, "a", list(range(17)), 3)
+    world.finish()
+    ask(world, "b", [*range(16), 40], 3)
+    world.settle()
+    (sequence,) = world.scheduler.state.admitted
+    assert sequence.cached == 16
+    world.finish()
+    assert world.got["b"] == stream(world.submits["b"])[0]
+
+
+def test_a_request_larger_than_the_pool_is_refused_and_hurts_no_one():
+    world = scripted(pages=5)
+    ask(world, "big", list(range(15)), 2)
+    ask(world, "small", [1, 2], 3)
+    world.finish()
+    assert world.ends["big"].code == "context_length_exceeded"
+    assert world.got["small"] == stream(world.submits["small"])[0]
+
+
+def test_a_cancel_before_its_request_is_remembered_once():
+    world = scripted()
+    world.scheduler.cancel(Cancel(0, "a", 0))
+    ask(world, "a", [1, 2, 3], 5)
+    world.finish()
+    assert world.got["a"] == []
+    ask(world, "a", [1, 2, 3], 5, attempt=1)
+    world.finish()
+    assert world.got["a"] == stream(world.submits["a"])[0]
+
+
+def test_tombstones_are_bounded():
+    world = scripted()
+    for number in range(10_000):
+        world.scheduler.cancel(Cancel(0, f"r{number}", 0))
+    assert len(world.scheduler.state.tombstones) == 4096
+
+
+def test_a_later_attempt_takes_over_with_the_tokens_so_far():
+    world = scripted()
+    ask(world, "a", [1, 2, 3], 8)
+    while len(world.got["a"]) < 3:
+        world.step()
+    so_far = world.got["a"]
+    whole = stream(world.submits["a"])[0]
+    ask(world, "a", [1, 2, 3], 8, attempt=1, emitted=TokenArray.of(so_far))
+    world.finish()
+    assert world.got["a"] == whole
+
+
+def test_a_client_that_takes_nothing_loses_its_request_and_no_other():
+    world = scripted()
+    ask(world, "slow", [1, 2], 20, credit=2)
+    ask(world, "fast", [3, 4], 6)
+    for _ in range(200):
+        world.step()
+    assert world.ends["fast"] is Finish.LENGTH
+    assert world.got["slow"] == stream(world.submits["slow"])[0][:2]
+    world.now = world.scheduler.deadline()
+    world.settle()
+    assert (world.ends["slow"].status, world.ends["slow"].code) == (408, "slow_client")
+    world.finish()
+
+
+def test_a_short_prompt_is_not_stuck_behind_a_long_one():
+    world = scripted()
+    ask(world, "long", list(range(80)), 1)
+    world.step()
+    ask(world, "short", [1, 2, 3], 1)
+    while "short" not in world.ends:
+        world.step()
+    assert "long" not in world.ends
+
+
+def test_keys_share_the_group_by_tokens_not_by_requests():
+    world = scripted(slots=1, prefix=False)
+    for number in range(20):
+        ask(world, f"many{number}", list(range(8)), 1, key="many")
+    ask(world, "one", list(range(8)), 1, key="one")
+    while "one" not in world.ends:
+        world.step()
+    assert sum(name.startswith("many") for name in world.ends) <= 4
+
+
+def test_a_full_queue_is_said_so():
+    world = scripted()
+    for number in range(1001):
+        ask(world, f"r{number}", [1], 1)
+    world.settle()
+    assert (world.ends["r1000"].status, world.ends["r1000"].code) == (429, "queue_full")
+
+
+@pytest.mark.parametrize("planes", [(Plane.PREFILL, Plane.DECODE), (Plane.MIXED,)])
+def test_min_tokens_outlast_a_stop_token(planes):
+    world = scripted(planes)
+    first = draw((1, 2))
+    ask(world, "a", [1, 2], 5, sampling=Sampling(stop_token_ids=(first,), min_tokens=0))
+    ask(world, "b", [1, 2], 5, sampling=Sampling(stop_token_ids=(first,), min_tokens=1))
+    world.finish()
+    assert world.got["a"] == []
+    assert world.got["b"][0] == first
