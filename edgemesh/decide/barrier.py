@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from edgemesh.topology import Topology
 from edgemesh.wire.ids import MAX_TOKENS, Layout, Plane
 from edgemesh.wire.messages import Arrive, Release, Resume, Shape, Verdict
 
@@ -51,6 +52,23 @@ class Holding(msgspec.Struct, frozen=True):
     tick: int
     groups: tuple[int, ...]
     since_ns: int
+
+
+def buckets(slots: int) -> tuple[int, ...]:
+    """The batch sizes that decode graphs are captured for: dense where batches are small, never more than a third too large.
+
+    >>> buckets(48)
+    (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+    """
+    sizes = {slots, *(size for power in range(slots.bit_length()) for size in (1 << power, 3 << power) if size < slots)}
+    return tuple(sorted(sizes))
+
+
+def rule_for(topology: Topology, plane: Plane) -> Rule:
+    """The rule of one plane of every coupled set: graphs are for decode on CUDA, holding is for prefill."""
+    sizes = buckets(topology.decode.slots) if topology.engine.device == "cuda" and plane is not Plane.PREFILL else ()
+    hold_ns = int(topology.barrier.hold_ms * 1e6) if plane is Plane.PREFILL else 0
+    return Rule(topology.attn_tp, sizes, hold_ns)
 
 
 def start(plane: Plane, epoch: int, groups: Sequence[int], rule: Rule) -> BarrierState:
@@ -104,10 +122,16 @@ def deadline(state: BarrierState) -> int | None:
     return _held_until(state) if _complete(state) else None
 
 
+def work_since(state: BarrierState) -> int | None:
+    """When the first work for the open tick came, or None."""
+    pairs = zip(state.arrivals, state.came_ns, strict=True)
+    return min((came for each, came in pairs if each is not None and each.shape.tokens), default=None)
+
+
 def holding(state: BarrierState) -> Holding | None:
     """Who keeps the open tick from its release: groups that have not arrived while another has work for it."""
     late = tuple(group for group, each in zip(state.groups, state.arrivals, strict=True) if each is None)
-    since = _since(state)
+    since = work_since(state)
     return Holding(state.tick, late, since) if late and since is not None else None
 
 
@@ -169,21 +193,15 @@ def _open(state: BarrierState, release: Release) -> BarrierState:
     return msgspec.structs.replace(state, tick=number, arrivals=kept, last=release)
 
 
-def _since(state: BarrierState) -> int | None:
-    """When the first work for the open tick came."""
-    pairs = zip(state.arrivals, state.came_ns, strict=True)
-    return min((came for each, came in pairs if each is not None and each.shape.tokens), default=None)
-
-
 def _held_until(state: BarrierState) -> int | None:
     if not state.rule.hold_ns or all(each is None or each.shape.tokens for each in state.arrivals):
         return None
-    since = _since(state)
+    since = work_since(state)
     return None if since is None else since + state.rule.hold_ns
 
 
 def _hold(state: BarrierState, now_ns: int) -> str:
-    since = _since(state)
+    since = work_since(state)
     if not state.rule.hold_ns or since is None or now_ns <= since:
         return ""
     idle = [group for group, each in zip(state.groups, state.arrivals, strict=True) if each and not each.shape.tokens]
