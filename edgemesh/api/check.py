@@ -1,0 +1,129 @@
+"""A typed request's values against each other and against the model, before anything is tokenised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edgemesh.api.errors import ApiError, invalid, model_not_found
+from edgemesh.api.limits import Limits
+from edgemesh.api.openai import MAX_CHOICES, ChatRequest, CompletionRequest, DetokenizeRequest, Request, TokenizeRequest
+
+Prompt = str | list[int]
+"""One prompt of a completion: a text or token ids."""
+
+
+def check_model(model: str | None, limits: Limits) -> None:
+    """Raise 404 unless ``model`` is the one served (none was named: it is)."""
+    if model is not None and model != limits.model:
+        raise model_not_found(model[:128], limits.model)
+
+
+def check_request(request: Request, limits: Limits) -> None:
+    """Raise ``ApiError`` for a value that chat and completions both refuse."""
+    check_model(request.model, limits)
+    if request.stream_options is not None and not request.stream:
+        message = "`stream_options` is only allowed with `stream`: true"
+        raise invalid(message, "stream_options")
+    if request.group is not None and request.group >= limits.groups:
+        message = f"`group` is {request.group}; this mesh has groups 0 to {limits.groups - 1}"
+        raise invalid(message, "group")
+    check_tokens(request.logit_bias or (), limits, "logit_bias")
+    check_tokens(request.stop_token_ids or (), limits, "stop_token_ids")
+    check_tokens(request.allowed_token_ids or (), limits, "allowed_token_ids")
+
+
+def check_chat(request: ChatRequest, limits: Limits) -> None:
+    """Raise ``ApiError`` for a value that chat refuses."""
+    check_request(request, limits)
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        message = "give `max_completion_tokens` or `max_tokens`, not both"
+        raise invalid(message, "max_tokens")
+    if request.top_logprobs is not None and not request.logprobs:
+        message = "`top_logprobs` is only allowed with `logprobs`: true"
+        raise invalid(message, "top_logprobs")
+    check_kwargs(request)
+
+
+def check_kwargs(request: ChatRequest | TokenizeRequest) -> None:
+    """Raise ``ApiError`` for template arguments that would replace what the server itself gives the template."""
+    for name in request.chat_template_kwargs or ():
+        if name in _OWN or not name.isidentifier() or name.startswith("_"):
+            message = f"`chat_template_kwargs` may not set `{name}`"
+            raise invalid(message, "chat_template_kwargs")
+
+
+_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token"})
+
+
+def check_completion(request: CompletionRequest, limits: Limits) -> list[Prompt]:
+    """The prompts of a completion, each a text or legal ids. Raises ``ApiError``."""
+    check_request(request, limits)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        message = "`best_of` is only supported when it equals `n`"
+        raise invalid(message, "best_of", "unsupported_parameter")
+    if request.echo and request.logprobs is not None:
+        message = "`logprobs` of an echoed prompt are not supported; leave out `echo` or `logprobs`"
+        raise invalid(message, "logprobs", "unsupported_parameter")
+    if request.max_tokens == 0 and not request.echo:
+        message = "`max_tokens` is 0; the least is 1 (0 is allowed with `echo`)"
+        raise invalid(message, "max_tokens")
+    prompts = _prompts(request.prompt)
+    for prompt in prompts:
+        if not prompt:
+            message = "`prompt` is empty; give at least one token"
+            raise invalid(message, "prompt", "empty_prompt")
+        if not isinstance(prompt, str):
+            check_tokens(prompt, limits, "prompt")
+    if len(prompts) * (request.n or 1) > MAX_CHOICES:
+        message = f"{len(prompts)} prompts with `n` = {request.n or 1}; the most is {MAX_CHOICES} choices in all"
+        raise invalid(message, "prompt")
+    return prompts
+
+
+def check_tokenize(request: TokenizeRequest, limits: Limits) -> None:
+    """Raise ``ApiError`` unless exactly one form of text is given, with the parameters of that form."""
+    check_model(request.model, limits)
+    if (request.prompt is None) == (request.messages is None):
+        message = "give either `prompt` or `messages`"
+        raise invalid(message, "prompt", "missing_required_parameter" if request.prompt is None else None)
+    if request.messages is None:
+        for name in ("add_generation_prompt", "chat_template_kwargs"):
+            if getattr(request, name) is not None:
+                message = f"`{name}` is only allowed with `messages`"
+                raise invalid(message, name)
+    check_kwargs(request)
+
+
+def check_detokenize(request: DetokenizeRequest, limits: Limits) -> None:
+    """Raise ``ApiError`` for ids that are not in the vocabulary."""
+    check_model(request.model, limits)
+    check_tokens(request.tokens, limits, "tokens")
+
+
+def check_tokens(ids: Iterable[int], limits: Limits, param: str) -> None:
+    """Raise ``ApiError`` (400) for an id that is not in the vocabulary."""
+    low, high = min(ids, default=0), max(ids, default=0)
+    if low < 0 or high >= limits.vocab_size:
+        wrong = low if low < 0 else high
+        message = f"`{param}` holds token id {wrong}; this model's ids are 0 to {limits.vocab_size - 1}"
+        raise invalid(message, param, "token_out_of_vocabulary")
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [prompt]
+    texts = [each for each in prompt if isinstance(each, str)]
+    ids = [each for each in prompt if isinstance(each, int)]
+    lists = [each for each in prompt if isinstance(each, list)]
+    if len(ids) == len(prompt):
+        return [ids]
+    if len(texts) == len(prompt):
+        return list(texts)
+    if len(lists) == len(prompt):
+        return list(lists)
+    raise _mixed()
+
+
+def _mixed() -> ApiError:
+    message = "`prompt` must be a text, a list of texts, a list of token ids, or a list of such lists"
+    return invalid(message, "prompt")

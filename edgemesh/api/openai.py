@@ -1,0 +1,225 @@
+"""Every parameter of the endpoints, typed and bounded.
+
+A field here is acted upon, or it is in ``NEUTRAL``: known to OpenAI's clients or to other servers, and accepted only
+with a value that asks for nothing. Anything else is an unknown parameter, and refused by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+MAX_STOPS: Final = 16
+MAX_CHOICES: Final = 256
+"""Choices of one request: prompts times ``n``."""
+
+TokenNumber = Annotated[int, Meta(ge=0, lt=1 << 31)]
+AnyInteger = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""Prompt ids are checked against the vocabulary later, where the message can say how large it is."""
+
+Length = Annotated[int, Meta(ge=1, le=1 << 20)]
+LengthOrNone = Annotated[int, Meta(ge=0, le=1 << 20)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Stop = Annotated[str, Meta(min_length=1, max_length=512)]
+Label = Annotated[str, Meta(max_length=128)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream holds beside the text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What chat and completions share."""
+
+    model: Annotated[str, Meta(max_length=512)]
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    seed: AnyInteger | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[dict[TokenNumber, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=1024)] | None
+    ) = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenNumber], Meta(max_length=128)] | None = None
+    allowed_token_ids: Annotated[list[TokenNumber], Meta(min_length=1, max_length=4096)] | None = None
+    min_tokens: LengthOrNone | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    session: Label | None = None
+    prompt_cache_key: Label | None = None
+    group: Annotated[int, Meta(ge=0)] | None = None
+    request_id: Label | None = None
+    add_special_tokens: bool | None = None
+
+    include_stop_str_in_output: Any = None
+    truncate_prompt_tokens: Any = None
+    bad_words: Any = None
+    prompt_logprobs: Any = None
+    return_tokens_as_token_ids: Any = None
+    return_token_ids: Any = None
+    length_penalty: Any = None
+    use_beam_search: Any = None
+    spaces_between_special_tokens: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+
+class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A piece of a message; only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[ContentPart], Meta(min_length=1, max_length=1024)] | None = None
+    name: Label | None = None
+    reasoning_content: str | None = None
+
+    refusal: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+    audio: Any = None
+    annotations: Any = None
+
+
+class ChatRequest(Request, frozen=True, kw_only=True):
+    """``/v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
+    max_tokens: Length | None = None
+    max_completion_tokens: Length | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Annotated[dict[Label, Any], Meta(max_length=32)] | None = None
+
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    functions: Any = None
+    function_call: Any = None
+    continue_final_message: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    echo: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    prompt_cache_retention: Any = None
+    moderation: Any = None
+
+
+class CompletionRequest(Request, frozen=True, kw_only=True):
+    """``/v1/completions``."""
+
+    prompt: str | list[str | AnyInteger | list[AnyInteger]]
+    max_tokens: LengthOrNone | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+
+    suffix: Any = None
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``/tokenize``: a text, or a conversation as the chat template renders it."""
+
+    model: Annotated[str, Meta(max_length=512)] | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Annotated[dict[Label, Any], Meta(max_length=32)] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``/detokenize``."""
+
+    model: Annotated[str, Meta(max_length=512)] | None = None
+    tokens: Annotated[list[AnyInteger], Meta(max_length=1 << 20)]
+    skip_special_tokens: bool | None = None
+
+
+Neutral = dict[str, tuple[tuple[Any, ...], str]]
+
+_NEUTRAL: Final[Neutral] = {
+    "include_stop_str_in_output": ((False,), "false"),
+    "truncate_prompt_tokens": ((), "null"),
+    "bad_words": (([],), "an empty list"),
+    "prompt_logprobs": ((), "null"),
+    "return_tokens_as_token_ids": ((False,), "false"),
+    "return_token_ids": ((False,), "false"),
+    "length_penalty": ((1, 1.0), "1"),
+    "use_beam_search": ((False,), "false"),
+    "spaces_between_special_tokens": ((True,), "true"),
+    "response_format": (({"type": "text"},), '{"type": "text"}'),
+    "structured_outputs": ((), "null"),
+    "guided_json": ((), "null"),
+    "guided_regex": ((), "null"),
+    "guided_choice": ((), "null"),
+    "guided_grammar": ((), "null"),
+}
+NEUTRAL: Final[dict[str, Neutral]] = {
+    "CompletionRequest": {**_NEUTRAL, "suffix": (("",), "an empty string")},
+    "ChatRequest": {
+        **_NEUTRAL,
+        "tools": (([],), "an empty list"),
+        "tool_choice": (("none",), '"none"'),
+        "parallel_tool_calls": ((False, True), "null"),
+        "functions": (([],), "an empty list"),
+        "function_call": (("none",), '"none"'),
+        "continue_final_message": ((False,), "false"),
+        "chat_template": ((), "null"),
+        "documents": (([],), "an empty list"),
+        "echo": ((False,), "false"),
+        "metadata": (({},), "an empty object"),
+        "store": ((False,), "false"),
+        "service_tier": (("auto", "default"), '"auto" or "default"'),
+        "modalities": ((["text"],), '["text"]'),
+        "audio": ((), "null"),
+        "prediction": ((), "null"),
+        "reasoning_effort": ((), "null"),
+        "verbosity": (("medium",), '"medium"'),
+        "web_search_options": ((), "null"),
+        "prompt_cache_retention": ((), "null"),
+        "moderation": ((), "null"),
+    },
+    "ChatMessage": {
+        "refusal": ((), "null"),
+        "tool_calls": (([],), "an empty list"),
+        "function_call": ((), "null"),
+        "audio": ((), "null"),
+        "annotations": (([],), "an empty list"),
+    },
+}
+"""Known parameters that nothing acts on, by struct: the values that ask for nothing (null always does), in words too."""

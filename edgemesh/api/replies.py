@@ -1,0 +1,164 @@
+"""The bodies of successful answers, as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """A body, or a part of one."""
+
+
+class PromptTokensDetails(Reply, frozen=True):
+    """How much of the prompt was not computed again."""
+
+    cached_tokens: int = 0
+
+
+class Usage(Reply, frozen=True):
+    """What a request cost, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    """The usage of a request whose choices together drew ``completion_tokens``."""
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+    )
+
+
+class TopLogprob(Reply, frozen=True):
+    """A token that might have been drawn."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Reply, frozen=True):
+    """The token that was drawn, and the likeliest ones."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply, frozen=True):
+    """A chat choice's log-probabilities."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Reply, frozen=True):
+    """A completion choice's log-probabilities, a column each."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class AssistantMessage(Reply, frozen=True):
+    """What the model said."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Reply, frozen=True):
+    """One answer of a chat."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(Reply, frozen=True):
+    """The whole answer of a chat."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+    system_fingerprint: None = None
+
+
+class CompletionChoice(Reply, frozen=True):
+    """One answer of a completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+
+
+class Completion(Reply, frozen=True):
+    """The whole answer of a completion."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    object: Literal["text_completion"] = "text_completion"
+    system_fingerprint: None = None
+
+
+class Model(Reply, frozen=True):
+    """The model that is served."""
+
+    id: str
+    created: int
+    max_model_len: int | None
+    object: Literal["model"] = "model"
+    owned_by: str = "edgemesh"
+
+
+class ModelList(Reply, frozen=True):
+    """Every model that is served."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class Tokenized(Reply, frozen=True):
+    """The answer of ``/tokenize``."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None
+
+
+class Detokenized(Reply, frozen=True):
+    """The answer of ``/detokenize``."""
+
+    prompt: str
+
+
+class Healthy(Reply, frozen=True):
+    """The answer of ``/health``."""
+
+    status: Literal["ok", "unavailable"]
+    reason: str
+
+
+class Version(Reply, frozen=True):
+    """The answer of ``/version``."""
+
+    version: str

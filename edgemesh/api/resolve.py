@@ -1,0 +1,141 @@
+"""A checked request and its token ids to choices that may be submitted: nothing is left to default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from edgemesh.api.check import check_tokens
+from edgemesh.api.errors import context_length_exceeded, invalid
+from edgemesh.api.limits import Limits
+from edgemesh.api.openai import ChatRequest, CompletionRequest, Request
+from edgemesh.wire.arrays import TokenArray
+from edgemesh.wire.messages import Sampling
+
+COMPLETION_TOKENS: Final = 16
+"""OpenAI's default length of a completion; a chat's is all that fits."""
+
+_SEED_MASK: Final = (1 << 63) - 1
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """One stream to submit; ``index`` is its number in the answer, ``prompt`` that of its prompt."""
+
+    index: int
+    prompt: int
+    sampling: Sampling
+    max_tokens: int
+
+
+class Job(msgspec.Struct, frozen=True, gc=False):
+    """All of one request that the mesh needs, and all that its answer's form depends on."""
+
+    prompts: tuple[TokenArray, ...]
+    choices: tuple[Choice, ...]
+    stops: tuple[str, ...]
+    skip_special_tokens: bool
+    stream: bool
+    include_usage: bool
+    session: str
+    key: str
+    pin: int | None
+    priority: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts together, each counted once."""
+        return sum(len(prompt) for prompt in self.prompts)
+
+
+def resolve_chat(request: ChatRequest, ids: Sequence[int], limits: Limits, seed: int) -> Job:
+    """A chat's choices; ``seed`` is used where the request has none. Raises ``ApiError``."""
+    wanted = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+    logprobs = (request.top_logprobs or 0) if request.logprobs else -1
+    length = _length(ids, wanted, limits, "messages")
+    return _job(request, [(ids, length)], logprobs, limits, seed)
+
+
+def resolve_completion(request: CompletionRequest, prompts: Sequence[Sequence[int]], limits: Limits, seed: int) -> Job:
+    """A completion's choices; ``max_tokens`` 0 (with ``echo``) gives none. Raises ``ApiError``."""
+    wanted = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    logprobs = -1 if request.logprobs is None else request.logprobs
+    pairs = []
+    for ids in prompts:
+        fits = request.max_tokens is None and len(ids) < limits.context
+        length = _length(ids, min(wanted, limits.context - len(ids)) if fits else wanted, limits, "prompt")
+        pairs.append((ids, length))
+    return _job(request, pairs, logprobs, limits, seed)
+
+
+def _length(ids: Sequence[int], wanted: int | None, limits: Limits, param: str) -> int:
+    """Tokens that may be generated after ``ids``."""
+    if not ids:
+        message = f"`{param}` is empty; give at least one token"
+        raise invalid(message, param, "empty_prompt")
+    check_tokens(ids, limits, param)
+    room = limits.context - len(ids)
+    if room < (1 if wanted is None else wanted):
+        raise context_length_exceeded(len(ids), 1 if wanted is None else wanted, limits.context, param)
+    return room if wanted is None else wanted
+
+
+def _job(
+    request: Request, prompts: Sequence[tuple[Sequence[int], int]], logprobs: int, limits: Limits, seed: int
+) -> Job:
+    sampling = _sampling(request, logprobs, limits, seed)
+    count = request.n or 1
+    choices = tuple(
+        Choice(
+            index=place * count + choice,
+            prompt=place,
+            sampling=msgspec.structs.replace(sampling, choice=choice),
+            max_tokens=length,
+        )
+        for place, (_, length) in enumerate(prompts)
+        for choice in range(count)
+        if length
+    )
+    for choice in choices:
+        if sampling.min_tokens > choice.max_tokens:
+            message = f"`min_tokens` is {sampling.min_tokens}, more than the {choice.max_tokens} tokens allowed"
+            raise invalid(message, "min_tokens")
+    stop = request.stop
+    options = request.stream_options
+    return Job(
+        prompts=tuple(TokenArray.of(ids) for ids, _ in prompts),
+        choices=choices,
+        stops=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        session=request.session or request.prompt_cache_key or request.user or "",
+        key=request.safety_identifier or request.user or "",
+        pin=request.group,
+        priority=request.priority or 0,
+    )
+
+
+def _sampling(request: Request, logprobs: int, limits: Limits, seed: int) -> Sampling:
+    own = tuple(request.stop_token_ids or ())
+    stops = own if request.ignore_eos else (*limits.eos_token_ids, *own)
+    return Sampling(
+        temperature=_or(request.temperature, 1.0),
+        top_p=_or(request.top_p, 1.0),
+        top_k=max(0, request.top_k or 0),
+        min_p=_or(request.min_p, 0.0),
+        seed=(seed if request.seed is None else request.seed) & _SEED_MASK,
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        logit_bias=tuple(sorted((request.logit_bias or {}).items())),
+        allowed_token_ids=tuple(dict.fromkeys(request.allowed_token_ids or ())),
+        stop_token_ids=tuple(dict.fromkeys(stops)),
+        min_tokens=request.min_tokens or 0,
+        logprobs=logprobs,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

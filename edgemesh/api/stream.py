@@ -1,0 +1,78 @@
+"""One choice's way from token ids to text that a client may see: detokenised, and cut at a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgemesh.api.detokenize import Detokenizer, Pieces
+from edgemesh.api.stop import StopMatcher
+from edgemesh.wire.messages import Logprob
+
+
+class TextStream:
+    """The text of one choice.
+
+    ``feed`` returns what may be shown; ``stopped`` says that a stop string ended it. Log-probabilities come out of
+    ``shown`` with the text of their tokens: one whose text is held back waits, one behind the cut never comes.
+    """
+
+    __slots__ = ("_detokenizer", "_entries", "_matcher", "_min_tokens", "_produced", "_tokens", "length", "shown")
+
+    def __init__(
+        self, pieces: Pieces, stops: Sequence[str] = (), *, skip_special: bool = True, min_tokens: int = 0
+    ) -> None:
+        self._detokenizer = Detokenizer(pieces, skip_special=skip_special)
+        self._matcher = StopMatcher(stops)
+        self._min_tokens = min_tokens if stops else 0
+        self._tokens = 0
+        self._produced = 0
+        self._entries: list[tuple[int, Logprob]] = []
+        self.length = 0
+        """Characters shown so far."""
+
+        self.shown: list[Logprob] = []
+        """Log-probabilities of the text that the last call returned."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._matcher.matched is not None
+
+    def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob] = ()) -> str:
+        """The text that these tokens add for the client."""
+        if logprobs or self._tokens < self._min_tokens:
+            return self._feed_singly(tokens, logprobs)
+        self._tokens += len(tokens)
+        text = self._matcher.feed(self._detokenizer.feed(tokens))
+        self.length += len(text)
+        return text
+
+    def finish(self) -> str:
+        """What was held back, at the end: an unfinished character, and a beginning that was no stop string."""
+        text = "" if self.stopped else self._matcher.feed(self._detokenizer.finish())
+        if not self.stopped:
+            text += self._matcher.finish()
+        self.length += len(text)
+        self.shown = [entry for start, entry in self._entries if not self.stopped or start < self.length]
+        self._entries = []
+        return text
+
+    def _feed_singly(self, tokens: Sequence[int], logprobs: Sequence[Logprob]) -> str:
+        parts = []
+        for place, token in enumerate(tokens):
+            start = self._produced
+            text = self._detokenizer.feed((token,))
+            self._produced += len(text)
+            self._tokens += 1
+            # Text of the tokens that must come cannot stop the stream.
+            parts.append(self._matcher.feed(text) if self._tokens > self._min_tokens else text)
+            if logprobs and not self.stopped:
+                self._entries.append((start, logprobs[place]))
+            if self.stopped:
+                break
+        text = "".join(parts)
+        self.length += len(text)
+        split = next((i for i, (start, _) in enumerate(self._entries) if start >= self.length), len(self._entries))
+        self.shown = [entry for _, entry in self._entries[:split]]
+        self._entries = self._entries[split:]
+        return text

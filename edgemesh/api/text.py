@@ -1,0 +1,104 @@
+"""One model's tokenizer and chat template, from the files beside its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from tokenizers import Tokenizer
+
+from edgemesh.api.chat import ChatTemplate
+from edgemesh.api.detokenize import Pieces, TokenizerFile
+from edgemesh.api.errors import ApiError, invalid
+from edgemesh.api.openai import ChatMessage
+
+MAX_FILE_BYTES: Final = 256 << 20
+
+
+class _NamedTemplate(msgspec.Struct, frozen=True):
+    name: str
+    template: str
+
+
+class _TokenizerConfig(msgspec.Struct, frozen=True):
+    """What of ``tokenizer_config.json`` the template sees."""
+
+    chat_template: str | list[_NamedTemplate] | None = None
+    bos_token: str | dict[str, Any] | None = None
+    eos_token: str | dict[str, Any] | None = None
+    unk_token: str | dict[str, Any] | None = None
+    sep_token: str | dict[str, Any] | None = None
+    pad_token: str | dict[str, Any] | None = None
+    cls_token: str | dict[str, Any] | None = None
+    mask_token: str | dict[str, Any] | None = None
+
+
+class ModelText:
+    """Text to token ids and back, for one model.
+
+    ``tokenizer`` and ``config`` are the bytes of ``tokenizer.json`` and ``tokenizer_config.json`` (empty: there is
+    none), ``template`` the text of ``chat_template.jinja`` where there is one. Raises ``ValueError`` for files that say
+    nothing usable.
+    """
+
+    def __init__(
+        self,
+        tokenizer: bytes,
+        config: bytes,
+        template: str | None,
+        *,
+        clock: Callable[[], int],
+        now: Callable[[], datetime],
+    ) -> None:
+        try:
+            file = msgspec.json.decode(tokenizer, type=TokenizerFile)
+            settings = msgspec.json.decode(config or b"{}", type=_TokenizerConfig)
+        except msgspec.DecodeError as error:
+            message = f"the model's tokenizer files are not readable: {error}"
+            raise ValueError(message) from error
+        self.tokenizer = Tokenizer.from_buffer(tokenizer)
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.pieces = Pieces(self.tokenizer, file)
+        source = template if template is not None else _template(settings.chat_template)
+        tokens = {
+            name: token if isinstance(token, str) else str(token.get("content", ""))
+            for name in settings.__struct_fields__
+            if name.endswith("_token") and (token := getattr(settings, name)) is not None
+        }
+        self.template = None if source is None else ChatTemplate(source, tokens, clock=clock, now=now)
+
+    def render(
+        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool, kwargs: dict[str, Any] | None
+    ) -> str:
+        """A conversation as the model reads it. Raises ``ApiError``."""
+        if self.template is None:
+            message = "this model has no chat template; use /v1/completions"
+            raise invalid(message, "messages", "no_chat_template")
+        return self.template.render(messages, add_generation_prompt=add_generation_prompt, kwargs=kwargs)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text. Raises ``ApiError`` where the tokenizer cannot read it."""
+        try:
+            # Building the list is the only part that holds the interpreter's lock.
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:
+            raise _unreadable(error) from error
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of a whole sequence."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+
+def _template(given: str | list[_NamedTemplate] | None) -> str | None:
+    if not isinstance(given, list):
+        return given
+    named = {each.name: each.template for each in given}
+    return named.get("default")
+
+
+def _unreadable(error: Exception) -> ApiError:
+    message = f"the tokenizer cannot read this text: {error}"[:500]
+    return invalid(message, "prompt")
