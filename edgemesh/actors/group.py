@@ -8,10 +8,11 @@ from typing import Final, assert_never
 
 from edgemesh.decide import barrier
 from edgemesh.decide.barrier import BarrierState
-from edgemesh.decide.scheduling import Config, Scheduler
+from edgemesh.decide.scheduling import Scheduler
+from edgemesh.decide.state import Config
 from edgemesh.runtime.actor import main
 from edgemesh.runtime.link import LinkError
-from edgemesh.runtime.port import Port
+from edgemesh.runtime.port import Port, supervisor_of
 from edgemesh.topology import Mesh
 from edgemesh.wire.catalogue import LinkKind
 from edgemesh.wire.ids import Phase, Plane
@@ -61,7 +62,7 @@ class GroupActor:
         assert group is not None, f"{name} has no group"
         self.group = group
         self.set = mesh.set_of(group)
-        self.supervisor = f"supervisor-{mesh.actor(name).host}"
+        self.supervisor = supervisor_of(mesh, name)
         self.waiting_for = {(plane, rank) for plane in mesh.planes for rank in mesh.ranks_of(group)}
         self.scheduler: Scheduler | None = None
         self.ready = False

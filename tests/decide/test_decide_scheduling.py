@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgemesh.decide.scheduling import Config, Scheduler
+from edgemesh.decide.scheduling import Scheduler
+from edgemesh.decide.state import Config
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Finish, Layout, Plane
 from edgemesh.wire.messages import (
@@ -60,6 +61,8 @@ class Ranks:
         self.rng = rng
         self.plans: deque[Plan | IdlePlan] = deque()
         self.rows: dict[int, list] = {}
+        self.wanted: dict[int, str] = {}
+        self.submits: dict[str, Submit] = {}
         self.tick = -1
 
     def write(self, pages, position: int, token: int) -> None:
@@ -74,6 +77,10 @@ class Ranks:
             assert found[0] == position, f"position {position} reads the KV of position {found[0]}"
             tokens.append(found[1])
         return tuple(tokens)
+
+    def last_position(self, slot: int) -> int:
+        submit = self.submits[self.wanted[slot]]
+        return len(submit.prompt) + submit.max_tokens - 1
 
     def run(self) -> Done | IdleDone:
         plan = self.plans.popleft()
@@ -103,12 +110,14 @@ class Ranks:
         for join in decode.joins:
             assert join.slot not in self.rows
             self.rows[join.slot] = [list(join.pages), join.position, join.token]
+            self.wanted[join.slot] = join.request
         for grow in decode.grows:
             self.rows[grow.slot][0].extend(grow.pages)
         drawn = []
         slots = tuple(slot for slot in sorted(self.rows) if slot not in decode.sits)
         for slot in slots:
             pages, position, token = self.rows[slot]
+            assert position < self.last_position(slot), "a step that cannot give a token that is wanted"
             self.write(pages, position, token)
             new = -1 if self.rng.random() < 0.1 else draw(self.read(pages, position + 1))
             drawn.append(new)
@@ -151,6 +160,8 @@ class World:
 
     def submit(self, submit: Submit) -> None:
         self.submits[submit.request] = submit
+        for ranks in self.ranks.values():
+            ranks.submits[submit.request] = submit
         self.got[submit.request] = list(submit.emitted)
         self.scheduler.place(Place(0, submit), self.now)
 
@@ -208,7 +219,9 @@ class World:
             self.step()
             if self.scheduler.quiet:
                 return
-        raise AssertionError(f"not finished: {[(s.submit.request, s.state) for s in self.scheduler.state.live.values()]}")
+        raise AssertionError(
+            f"not finished: {[(s.submit.request, s.state) for s in self.scheduler.state.live.values()]}"
+        )
 
 
 PLANES = st.sampled_from([(Plane.PREFILL, Plane.DECODE), (Plane.MIXED,)])
@@ -235,7 +248,16 @@ def test_every_stream_gets_exactly_its_own_tokens_and_every_page_comes_back(seed
         sampling = Sampling(stop_token_ids=stops)
         credit = rng.choice([1, 3, 1 << 20])
         world.submit(
-            Submit(f"r{number}", 0, number % 2, TokenArray.of(prompt), sampling, output, key=f"k{number % 3}", credit=credit)
+            Submit(
+                f"r{number}",
+                0,
+                number % 2,
+                TokenArray.of(prompt),
+                sampling,
+                output,
+                key=f"k{number % 3}",
+                credit=credit,
+            )
         )
         for _ in range(rng.randrange(4)):
             world.step()
