@@ -26,7 +26,11 @@ MAX_RETRY_S: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """``bound``: a group is overloaded above this many times the mean. The limits are for each group's queue."""
+    """What placement follows; the limits are for each group's queue.
+
+    ``bound``: a group is overloaded when it is above the least busy one by more than ``bound - 1`` times the mean, beyond
+    what its known prefix saves.
+    """
 
     groups: int
     policy: Policy
@@ -169,8 +173,8 @@ class RouterState:
         but = ""
         if candidates:
             group = self._least(candidates).group
-            mean = sum(self.loads[each].outstanding_tokens for each in alive) / len(alive)
-            busy, limit = self.loads[group].outstanding_tokens, self.config.bound * mean + saved
+            busy, *others = (self.loads[each].outstanding_tokens for each in (group, *alive))
+            limit = min(others) + (self.config.bound - 1) * sum(others) / len(others) + saved
             if busy <= limit:
                 return Choice(group, what, remembered)
             but = f"group {group} knows the {what} but is overloaded ({busy} tokens, limit {limit:.0f}); "
