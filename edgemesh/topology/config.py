@@ -129,6 +129,14 @@ class Engine(Section, frozen=True):
             description="Share of a card (on CPU: of the free memory) for weights and KV when kv_pages is 0.",
         ),
     ] = 0.9
+    min_full_requests: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Full-length requests that the KV of each group must hold, for topology check to accept a card.",
+        ),
+    ] = 2
 
 
 class Prefill(Section, frozen=True):

@@ -100,7 +100,7 @@ class Submit(Message, frozen=True):
     prompt: TokenArray
     sampling: Sampling
     max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
-    emitted: TokenArray = TokenArray()
+    emitted: TokenArray = msgspec.field(default_factory=TokenArray)
     key: Annotated[str, Meta(max_length=160)] = ""
     session: Annotated[str, Meta(max_length=160)] = ""
     pin: GroupId | None = None
@@ -292,7 +292,7 @@ class Chunk(Part, frozen=True):
     final: bool = False
     sampling: Sampling | None = None
     emitted: TokenCount = 0
-    history: TokenArray = TokenArray()
+    history: TokenArray = msgspec.field(default_factory=TokenArray)
 
 
 class Prefill(Part, frozen=True):
@@ -316,7 +316,7 @@ class Join(Part, frozen=True):
     pages: tuple[PageId, ...]
     sampling: Sampling
     emitted: TokenCount
-    history: TokenArray = TokenArray()
+    history: TokenArray = msgspec.field(default_factory=TokenArray)
 
 
 class Grow(Part, frozen=True):
@@ -337,7 +337,7 @@ class Decode(Part, frozen=True):
     grows: tuple[Grow, ...] = ()
     sits: tuple[Slot, ...] = ()
     masked: tuple[Slot, ...] = ()
-    masks: TokenArray = TokenArray()
+    masks: TokenArray = msgspec.field(default_factory=TokenArray)
 
 
 class Plan(Message, frozen=True):
