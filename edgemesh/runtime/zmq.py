@@ -163,6 +163,10 @@ class ZmqPort:
             raise
         end[1].transmit(encode(message), to)
 
+    def channel(self, kind: LinkKind, to: str) -> Channel:
+        """The socket on which a kind of message leaves for an actor; raises ``KeyError`` where there is no such link."""
+        return self._out[kind, to][1]
+
     def receive(self, timeout_ms: int = -1, also: int | None = None) -> list[Received]:
         """Wait for messages and take a bounded batch of them; empty after ``timeout_ms`` (-1: never).
 
