@@ -1,0 +1,167 @@
+"""What a trace says, as values: events, ticks, and the timeline of one request made of them."""
+
+import enum
+
+import msgspec
+
+
+class Category(enum.StrEnum):
+    """Where a nanosecond of a request went, in the order in which a request meets them."""
+
+    TOKENISE = "tokenise"
+    """Gateway: validated, template rendered, tokenised."""
+
+    SUBMIT = "submit"
+    """Gateway: tokenised, not yet on the way to the router."""
+
+    ROUTE = "route"
+    """On the way to the router, and in it."""
+
+    PLACE = "place"
+    """On the way from the router to the group, or being refused."""
+
+    QUEUE = "queue"
+    """In the group, waiting for admission (pages)."""
+
+    PREFILL_WAIT = "prefill wait"
+    """Admitted, but no step holds a chunk of it: other prompts are computed."""
+
+    PREFILL_BARRIER = "prefill barrier"
+    """Its chunk is planned, another group has not arrived at the tick."""
+
+    HOLD = "hold"
+    """Its chunk is planned, and the barrier held the tick on purpose."""
+
+    PREFILL = "prefill"
+    """A step with its chunk runs on the ranks."""
+
+    SLOT = "decode slot"
+    """Prefilled, waiting for a row in the decode batch."""
+
+    DECODE_WAIT = "decode wait"
+    """In the batch, no step planned: the group is busy with results, or the client's credit is used up."""
+
+    DECODE_BARRIER = "decode barrier"
+    """A decode step is planned, another group has not arrived at the tick."""
+
+    DECODE = "decode"
+    """A decode step runs on the ranks."""
+
+    PREEMPTED = "preempted"
+    """Put back into the queue because the pages ran out."""
+
+    DELIVER = "deliver"
+    """Ended in the group; the last tokens are detokenised and written to the socket."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One line of a trace; ``at`` is in wall nanoseconds on the common axis."""
+
+    at: int
+    actor: str
+    event: str
+    epoch: int = 0
+    group: int | None = None
+    tick: int | None = None
+    detail: dict[str, object] = {}
+
+    @property
+    def role(self) -> str:
+        """The kind of actor that wrote it."""
+        return self.actor.partition("-")[0]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One rank's part of a tick: its whole step, and how much of it was spent in collectives."""
+
+    rank: str
+    group: int | None
+    step_ns: int
+    collective_ns: int
+
+    @property
+    def own_ns(self) -> int:
+        """Work of its own: what the others waited for, when it is the largest."""
+        return max(self.step_ns - self.collective_ns, 0)
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """One tick as one group lived it: arrived at the barrier, released and planned, done; None where not (yet) seen."""
+
+    group: int
+    plane: str
+    tick: int
+    epoch: int = 0
+    arrive: int | None = None
+    plan: int | None = None
+    done: int | None = None
+    tokens: int = 0
+    sequences: int = 0
+    idle: bool = False
+    hold: str = ""
+    requests: tuple[str, ...] = ()
+    last: int | None = None
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def barrier_ns(self) -> int:
+        """From the group's own arrival to the release."""
+        return max(self.plan - self.arrive, 0) if self.plan is not None and self.arrive is not None else 0
+
+    @property
+    def run_ns(self) -> int:
+        """From the release to the acknowledged result."""
+        return max(self.done - self.plan, 0) if self.done is not None and self.plan is not None else 0
+
+    @property
+    def slowest(self) -> Step | None:
+        """The rank with the most work of its own."""
+        return max(self.steps, key=lambda step: step.own_ns, default=None)
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A stretch of one category, ``[start, end)``."""
+
+    category: Category
+    start: int
+    end: int
+
+    @property
+    def ns(self) -> int:
+        """How long it is."""
+        return self.end - self.start
+
+
+class Decode(msgspec.Struct, frozen=True):
+    """The decode ticks of a request in summary; nanoseconds from arrival to the result."""
+
+    count: int
+    mean_ns: int
+    worst: tuple[Tick, ...]
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """What ``show`` shows: spans without gap or overlap from ``start`` to ``end``, and their sums."""
+
+    request: str
+    group: int | None
+    finish: str
+    start: int
+    end: int
+    spans: tuple[Span, ...]
+    totals: dict[Category, int]
+    events: tuple[Event, ...]
+    prefill: tuple[Tick, ...]
+    decode: Decode
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    ttft_ns: int | None
+    sent_ns: int | None
+    preemptions: int
+    attempts: int
+
+    @property
+    def e2e_ns(self) -> int:
+        """From the first event to the last, or to the trace's end while it runs."""
+        return self.end - self.start

@@ -1,0 +1,253 @@
+"""One request's causal timeline, from the events of all the actors that it met. Pure.
+
+The request's life is a walk through phases, each entered by one event; while the request is in prefill or decode,
+the group's ticks say whether a step ran, the barrier was awaited, or neither. Every nanosecond from the first
+event to the last belongs to exactly one category, so the categories add up to the end-to-end time.
+"""
+
+import bisect
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from edgemesh.inspect.facts import Category, Decode, Event, Span, Tick, Timeline
+
+RUNNING: Final = "running"
+"""The finish of a request whose end the trace does not hold."""
+
+_ENTERS: Final[dict[tuple[str, str], Category]] = {
+    ("gateway", "request.received"): Category.TOKENISE,
+    ("gateway", "request.tokenised"): Category.SUBMIT,
+    ("gateway", "request.submitted"): Category.ROUTE,
+    ("router", "request.placed"): Category.PLACE,
+    ("router", "request.rejected"): Category.PLACE,
+    ("group", "request.queued"): Category.QUEUE,
+    ("group", "request.admitted"): Category.PREFILL,
+    ("group", "request.prefilled"): Category.SLOT,
+    ("group", "request.joined"): Category.DECODE,
+    ("group", "request.preempted"): Category.PREEMPTED,
+    ("group", "request.finished"): Category.DELIVER,
+    ("group", "request.aborted"): Category.DELIVER,
+}
+_ENDS: Final = {
+    "request.finished": "finished",
+    "request.failed": "failed",
+    "request.aborted": "abort",
+}
+_WORST: Final = 3
+
+
+class TickIndex:
+    """Ticks, found by the request that they name or by the time that they touch."""
+
+    def __init__(self, ticks: Iterable[Tick]) -> None:
+        self._naming: dict[str, list[Tick]] = defaultdict(list)
+        self._rows: dict[int, list[Tick]] = defaultdict(list)
+        self.groups: set[int] = set()
+        for tick in sorted(ticks, key=_begun):
+            self.groups.add(tick.group)
+            for request in tick.requests:
+                self._naming[request].append(tick)
+            if tick.plane != "prefill" and not tick.idle:
+                self._rows[tick.group].append(tick)
+        self._starts = {group: [_begun(tick) for tick in rows] for group, rows in self._rows.items()}
+        # The latest end so far: nothing before the first place that reaches an instant touches it.
+        self._ends = {
+            group: list(itertools.accumulate((tick.done or _UNENDED for tick in rows), max))
+            for group, rows in self._rows.items()
+        }
+
+    def naming(self, request: str) -> list[Tick]:
+        """The ticks that compute a chunk of the request's prompt."""
+        return self._naming.get(request, [])
+
+    def decoding(self, group: int, start: int, end: int) -> list[Tick]:
+        """The real ticks with decode rows of a group that touch ``[start, end)``."""
+        rows = self._rows.get(group, [])
+        first = bisect.bisect_right(self._ends.get(group, []), start)
+        return rows[first : bisect.bisect_left(self._starts.get(group, []), end)]
+
+
+_UNENDED: Final = 1 << 63
+
+
+def _begun(tick: Tick) -> int:
+    """When the tick is first heard of."""
+    return next((at for at in (tick.arrive, tick.plan, tick.done) if at is not None), 0)
+
+
+def build(request: str, events: Iterable[Event], ticks: TickIndex, now: int | None = None) -> Timeline:
+    """The timeline of one request.
+
+    ``events`` are all that name it, ``ticks`` those of its groups; ``now`` is the end of the trace, to which
+    a request that has not ended is charged. Raises ``ValueError`` without events.
+    """
+    ordered = sorted(events, key=lambda event: event.at)
+    if not ordered:
+        message = f"no event names request {request!r}"
+        raise ValueError(message)
+    start = ordered[0].at
+    final = next((event for event in ordered if event.role == "gateway" and event.event in _ENDS), None)
+    end = final.at if final else max(ordered[-1].at, now or 0)
+    phases = _phases(ordered, start, end)
+    mine = ticks.naming(request)
+    rows = _decode_ticks(ordered, ticks, end)
+    spans = tuple(_spans(phases, mine, rows, ticked=bool(ticks.groups & {event.group for event in ordered})))
+    totals: Counter[Category] = Counter()
+    for span in spans:
+        totals[span.category] += span.ns
+    return Timeline(
+        request=request,
+        group=_newest(ordered, "group"),
+        finish=_finish(final),
+        start=start,
+        end=end,
+        spans=spans,
+        totals={category: totals[category] for category in Category if totals[category]},
+        events=tuple(ordered),
+        prefill=tuple(mine),
+        decode=_summary(rows),
+        prompt_tokens=_newest(ordered, "prompt_tokens"),
+        cached_tokens=_newest(ordered, "cached_tokens"),
+        output_tokens=_newest(ordered, "output_tokens"),
+        ttft_ns=_newest(ordered, "ttft_ns"),
+        sent_ns=next((_whole(event.detail.get("ns")) for event in ordered if event.event == "request.sent"), None),
+        preemptions=sum(event.event == "request.preempted" for event in ordered),
+        attempts=max(sum(event.event == "request.submitted" for event in ordered), 1),
+    )
+
+
+def _finish(final: Event | None) -> str:
+    if final is None:
+        return RUNNING
+    if final.event == "request.failed":
+        code = final.detail.get("code") or final.detail.get("status")
+        return f"failed ({code})" if code else "failed"
+    return str(final.detail.get("finish") or _ENDS[final.event])
+
+
+def _newest(events: Sequence[Event], field: str) -> int | None:
+    for event in reversed(events):
+        value = event.group if field == "group" else _whole(event.detail.get(field))
+        if value is not None:
+            return value
+    return None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _phases(events: Sequence[Event], start: int, end: int) -> list[Span]:
+    """The walk through the phases, clipped to the request's life."""
+    phases: list[Span] = []
+    category, since = _ENTERS.get((events[0].role, events[0].event), Category.TOKENISE), start
+    for event in events:
+        entered = _ENTERS.get((event.role, event.event))
+        if entered is None or entered is category:
+            continue
+        at = min(event.at, end)
+        if at > since:
+            phases.append(Span(category, since, at))
+        category, since = entered, at
+    if end > since:
+        phases.append(Span(category, since, end))
+    return phases
+
+
+def _decode_ticks(events: Sequence[Event], ticks: TickIndex, end: int) -> list[Tick]:
+    """The ticks in which the request had a row: from each join to the preemption or end that follows."""
+    rows: list[Tick] = []
+    joined: Event | None = None
+    for event in events:
+        if event.role != "group":
+            continue
+        if event.event == "request.joined":
+            joined = event
+        elif joined and event.event in {"request.preempted", "request.finished", "request.aborted"}:
+            rows += _rows(joined, min(event.at, end), event.tick, ticks)
+            joined = None
+    if joined:
+        rows += _rows(joined, end, None, ticks)
+    return rows
+
+
+def _rows(joined: Event, until: int, last: int | None, ticks: TickIndex) -> Iterator[Tick]:
+    if joined.group is None:
+        return
+    for tick in ticks.decoding(joined.group, joined.at, until):
+        begun = joined.tick is None or tick.tick >= joined.tick
+        if tick.epoch == joined.epoch and begun and (last is None or tick.tick <= last):
+            yield tick
+
+
+def _spans(phases: Sequence[Span], mine: Sequence[Tick], rows: Sequence[Tick], *, ticked: bool) -> Iterator[Span]:
+    for phase in phases:
+        if phase.category is Category.PREFILL and ticked:
+            yield from _overlay(phase, mine, Category.PREFILL_WAIT, Category.PREFILL_BARRIER)
+        elif phase.category is Category.DECODE and ticked:
+            yield from _overlay(phase, rows, Category.DECODE_WAIT, Category.DECODE_BARRIER)
+        else:
+            yield phase
+
+
+def _overlay(phase: Span, ticks: Sequence[Tick], waiting: Category, barrier: Category) -> Iterator[Span]:
+    """Split a phase by its ticks: what runs counts before what is held, that before the barrier, that before waiting."""
+    order = (phase.category, Category.HOLD, barrier)
+    changes = _changes(phase, ticks, barrier)
+    active: Counter[Category] = Counter()
+    category, since = waiting, phase.start
+    for at in sorted(changes):
+        for changed, by in changes[at].items():
+            active[changed] += by
+        current = next((each for each in order if active[each] > 0), waiting)
+        if current is not category:
+            if at > since:
+                yield Span(category, since, at)
+            category, since = current, at
+    if phase.end > since:
+        yield Span(category, since, phase.end)
+
+
+def _changes(phase: Span, ticks: Sequence[Tick], barrier: Category) -> dict[int, Counter[Category]]:
+    """How many ticks of each category begin (or end, negative) at each instant of the phase."""
+    changes: dict[int, Counter[Category]] = {}
+    for tick in ticks:
+        covers = [(phase.category, tick.plan, tick.done)] if tick.plan is not None else []
+        if tick.arrive is not None:
+            covers.append((Category.HOLD if tick.hold else barrier, tick.arrive, tick.plan))
+        for category, start, end in covers:
+            begin = phase.start if start is None else max(start, phase.start)
+            stop = phase.end if end is None else min(end, phase.end)
+            if stop > begin:
+                changes.setdefault(begin, Counter())[category] += 1
+                changes.setdefault(stop, Counter())[category] -= 1
+    return changes
+
+
+def _length(tick: Tick) -> int:
+    return tick.barrier_ns + tick.run_ns
+
+
+def _summary(rows: Sequence[Tick]) -> Decode:
+    done = [tick for tick in rows if tick.done is not None]
+    worst = sorted(done, key=_length, reverse=True)[:_WORST]
+    total = sum(_length(tick) for tick in done)
+    return Decode(count=len(done), mean_ns=total // len(done) if done else 0, worst=tuple(worst))
+
+
+def reason(tick: Tick) -> str:
+    """In a few words: what the tick's time was spent on, and who was last."""
+    slowest = tick.slowest
+    if tick.hold and tick.barrier_ns > tick.run_ns:
+        return f"held: {tick.hold}"
+    if tick.barrier_ns > tick.run_ns and tick.last not in {None, tick.group}:
+        return f"waited for group {tick.last}"
+    if slowest is None:
+        return "no rank reported the step"
+    if slowest.step_ns and slowest.own_ns * 2 < slowest.step_ns:
+        return f"collectives; most own work on {slowest.rank}"
+    if tick.run_ns > 2 * slowest.step_ns:
+        return f"overhead around the step; {slowest.rank} was slowest"
+    return f"slowest {slowest.rank}"
