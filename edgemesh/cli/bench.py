@@ -1,0 +1,144 @@
+"""`edgemesh bench`: what a mesh, or any OpenAI endpoint, does under a load, and what one message costs."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from msgspec import Struct
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from edgemesh.bench import prompts
+from edgemesh.bench.client import target as read_target
+from edgemesh.bench.load import Load, drive, model_of
+from edgemesh.bench.statistics import Call, Spread, Summary, summarise
+
+app = typer.Typer(help="Measure a mesh, or any OpenAI endpoint.", no_args_is_help=True, rich_markup_mode=None)
+console = Console()
+
+
+class Report(Struct, frozen=True):
+    """What ``--json`` stores: the load, its summary, and every call's own times for later comparison."""
+
+    url: str
+    shape: prompts.Shape
+    load: Load
+    summary: Summary
+    e2e_ms: list[float]
+    ttft_ms: list[float]
+    itl_ms: list[float]
+    errors: list[str]
+
+
+@app.command()
+def serve(
+    url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
+    concurrency: Annotated[int, typer.Option(min=1, max=65536, help="Requests in flight (with --rate: at most).")] = 8,
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Requests that are measured.")] = 64,
+    rate: Annotated[float, typer.Option(min=0, help="Open loop: arrivals a second, at random. 0: closed loop.")] = 0.0,
+    warmup: Annotated[int, typer.Option(min=0, max=1_000_000, help="Requests before the measured ones.")] = 0,
+    input_len: Annotated[int, typer.Option(min=1, max=1 << 20, help="Prompt tokens of each request.")] = 195,
+    output_len: Annotated[int, typer.Option(min=1, max=1 << 20, help="Tokens to generate for each.")] = 64,
+    endpoint: Annotated[prompts.Endpoint, typer.Option()] = prompts.Endpoint.COMPLETIONS,
+    prompt: Annotated[
+        prompts.PromptKind, typer.Option(help="Random ids (exact length) or words (about the length); never repeated.")
+    ] = prompts.PromptKind.TOKENS,
+    vocab: Annotated[int, typer.Option(min=prompts.FIRST_ID + 1, help="Random ids stay below this.")] = 32000,
+    model: Annotated[str, typer.Option(help="The model's name; the first that the server lists if left out.")] = "",
+    ignore_eos: Annotated[
+        bool, typer.Option(help="Ask for exactly --output-len tokens (an extension that most engines know).")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Of prompts; another seed makes a warm prefix cache cold.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None,
+) -> None:
+    """Drive an OpenAI endpoint with streamed requests; the key is $OPENAI_API_KEY, if set."""
+    try:
+        target = read_target(url, os.environ.get("OPENAI_API_KEY", ""))
+        shape = prompts.Shape(
+            model or model_of(target), endpoint, prompt, input_len, output_len, vocab, ignore_eos, seed
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    load = Load(requests, concurrency, rate, warmup)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"{shape.model}, {concurrency} at once", total=requests)
+        calls = drive(target, shape, load, lambda _: progress.advance(task))
+    summary = summarise(calls)
+    show(summary, f"{shape.model}: {input_len} in, {output_len} out, {_manner(load)}")
+    if json is not None:
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(_report(url, shape, load, summary, calls))))
+    if summary.failed:
+        first = next(call.error for call in calls if call.error)
+        console.print(f"[red]{summary.failed} of {len(calls)} requests failed[/red]; the first: {first}", markup=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def hops(
+    groups: Annotated[str, typer.Option(help="Numbers of groups, comma-separated.")] = "1,2,4,8",
+    ticks: Annotated[int, typer.Option(min=100, max=1_000_000, help="Ticks per round and process.")] = 2000,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="How often every way is measured, in turn.")] = 3,
+    json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None,
+) -> None:
+    """Time one hop and the step barrier, beside bare sockets and gloo."""
+    from edgemesh.cli import bench_hops  # noqa: PLC0415 - actors are imported only where they are measured
+
+    try:
+        sizes = [int(size) for size in groups.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{groups!r} is not a comma-separated list of numbers") from error  # noqa: EM102, TRY003 - typer prints it
+    if not all(1 <= size <= 32 for size in sizes):
+        raise typer.BadParameter(f"{groups!r}: each must be from 1 to 32")  # noqa: EM102, TRY003 - typer prints it
+    with console.status("starting") as status:
+        timings = bench_hops.measure(sizes, ticks, rounds, status.update)
+    bench_hops.show(timings, console)
+    if json is not None:
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(timings)))
+
+
+def show(summary: Summary, title: str) -> None:
+    """Print a load's summary."""
+    table = Table(title=title, show_header=True)
+    for name in ("", "mean", "p50", "p90", "p99", "max"):
+        table.add_column(name, justify="right" if name else "left")
+    spreads = {"TTFT ms": summary.ttft_ms, "ITL ms": summary.itl_ms, "TPOT ms": summary.tpot_ms}
+    for name, spread in (*spreads.items(), ("e2e ms", summary.e2e_ms)):
+        table.add_row(name, *_cells(spread))
+    console.print(table)
+    cached = f", {summary.cached_tokens} of them cached" if summary.cached_tokens else ""
+    console.print(
+        f"{summary.requests} requests in {summary.duration_s:.2f} s ({summary.requests_per_s:.2f}/s): "
+        f"{summary.output_tokens_per_s:.1f} output tokens/s, {summary.total_tokens_per_s:.1f} in all "
+        f"({summary.prompt_tokens} prompt tokens{cached}, {summary.output_tokens} output)",
+        highlight=False,
+    )
+
+
+def _cells(spread: Spread) -> list[str]:
+    values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
+    return ["-" if math.isnan(value) else f"{value:.2f}" for value in values]
+
+
+def _manner(load: Load) -> str:
+    return f"{load.rate:g} a second" if load.rate else f"{load.concurrency} at once"
+
+
+def _report(url: str, shape: prompts.Shape, load: Load, summary: Summary, calls: list[Call]) -> Report:
+    good = [call for call in calls if not call.error]
+    return Report(
+        url=url,
+        shape=shape,
+        load=load,
+        summary=summary,
+        e2e_ms=[call.e2e_ms for call in good],
+        ttft_ms=[call.ttft_ms for call in good if call.stamps],
+        itl_ms=[gap for call in good for gap in call.itl_ms],
+        errors=sorted({call.error for call in calls if call.error}),
+    )
