@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -41,16 +42,16 @@ def check(
     if machine:
         problems += preflight(topology)
     console = Console()
-    console.print(f"[bold]{file}[/]: {headline(mesh)}", highlight=False)
+    console.print(f"[bold]{file}[/]: {headline(mesh)}", highlight=False, soft_wrap=True)
     if not problems:
         proof = "no link with request or step data reaches two groups"
-        console.print(f"{len(mesh.actors)} actors, {len(mesh.links)} links; {proof}.", highlight=False)
+        console.print(f"{len(mesh.actors)} actors, {len(mesh.links)} links; {proof}.", highlight=False, soft_wrap=True)
     try:
         _budget(console, topology, model, card_gb)
     except TopologyError as error:
         problems.append(str(error))
     for problem in problems:
-        Console(stderr=True).print(f"[red]problem:[/] {problem}", highlight=False)
+        Console(stderr=True).print(f"[red]problem:[/] {problem}", highlight=False, soft_wrap=True)
     if problems:
         raise typer.Exit(1)
 
@@ -66,11 +67,13 @@ def _budget(console: Console, topology: Topology, model: Path | None, card_gb: f
         f"each card: {found.weights_bytes / 1e9:.1f} GB of weights, {found.overhead_bytes / 1e9:.1f} GB beside them,"
         f" {found.kv_bytes / 1e9:.1f} GB of KV",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(
         f"each group: {found.kv_tokens:,} tokens of KV, {found.full_requests:.1f} requests of {found.longest:,} tokens;"
         f" all groups: {found.kv_tokens * topology.mesh.dp:,} tokens",
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -91,14 +94,16 @@ def show(
     if as_mermaid or svg_file is not None:
         return
     console = Console()
-    console.print(f"[bold]{file}[/]: {headline(mesh)}", highlight=False)
+    console.print(f"[bold]{file}[/]: {headline(mesh)}", highlight=False, soft_wrap=True)
     console.print(_actors(mesh))
     console.print(_links(mesh))
 
 
 def _actors(mesh: Mesh) -> Table:
     """One row per actor, and one per group and plane for its ranks."""
-    table = Table("actor", "host", "group", "plane", "hears from", title="actors", title_justify="left")
+    table = Table(
+        "actor", "host", "group", "plane", "hears from", title="actors", title_justify="left", box=SIMPLE_HEAD
+    )
     ranks = [mesh.rank_names(group, plane) for plane in mesh.planes for group in mesh.groups]
     others = [(actor.name,) for actor in mesh.actors if actor.role is not Role.RANK]
     for names in [*others, *ranks]:
@@ -115,20 +120,24 @@ def _actors(mesh: Mesh) -> Table:
 
 
 def _links(mesh: Mesh) -> Table:
-    table = Table("link", "scope", "from", "to", "may carry", "endpoint", title="links", title_justify="left")
-    for column in (0, 1, 5):
-        table.columns[column].no_wrap = True
+    """One row per link; endpoints only where some are not files of the run directory."""
+    endpoints = any(link.endpoint.startswith("tcp://") for link in mesh.links)
+    headers = ["link", "scope", "from", "to", "may carry", *(["endpoint"] if endpoints else [])]
+    table = Table(*headers, title="links", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name, column in zip(headers, table.columns, strict=True):
+        column.no_wrap = name != "may carry"
+        column.overflow = "fold"
     for link in mesh.links:
         scope = link.scope if link.group is None else f"{link.scope}({link.group})"
         carries = " ".join(message.__name__ for message in CARRIES[link.kind])
-        endpoint = link.endpoint.removeprefix(f"ipc://{RUN_DIR}/")
-        table.add_row(link.name, scope, _some(link.senders), _some(link.receivers), carries, endpoint)
+        row = [link.name, scope, _some(link.senders), _some(link.receivers), carries]
+        table.add_row(*row, *([link.endpoint.replace(RUN_DIR, "RUN_DIR")] if endpoints else []))
     return table
 
 
 def _some(names: tuple[str, ...]) -> str:
     """The names, or the first and the last of many."""
-    return ", ".join(names) if len(names) <= 2 else f"{names[0]} .. {names[-1]}"
+    return "\n".join(names) if len(names) <= 2 else f"{names[0]}\n.. {names[-1]}"
 
 
 @app.command()
@@ -154,5 +163,5 @@ def _mesh(file: str, overrides: list[str] | None) -> tuple[Topology, Mesh]:
         topology = load(file, overrides or ())
         return topology, derive(topology, RUN_DIR)
     except TopologyError as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False)
+        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error

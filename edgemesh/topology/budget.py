@@ -88,7 +88,9 @@ def budget(topology: Topology, model: ModelNumbers, card_bytes: int) -> Budget:
     item = _DTYPE_BYTES[topology.model.dtype]
     attn_tp, tp = topology.attn_tp, topology.mesh.tp
     kv_local = -(-model.kv_heads // attn_tp)
-    q_local = -(-model.num_attention_heads // attn_tp)
+    ratio = model.num_attention_heads // model.kv_heads
+    copies = min(ratio, max(1, attn_tp // model.kv_heads))
+    q_local = kv_local * -(-ratio // copies)
     attention = (2 * q_local + 2 * kv_local) * model.head * model.hidden_size
     mlp = 3 * model.hidden_size * -(-model.intermediate_size // tp)
     vocabulary = -(-model.vocab_size // attn_tp) * model.hidden_size * (1 if model.tie_word_embeddings else 2)
@@ -122,13 +124,15 @@ def check_budget(topology: Topology, model: ModelNumbers, card_bytes: int) -> Bu
     least = topology.engine.min_full_requests
     if found.full_requests >= least:
         return found
-    gb = card_bytes / 1e9
+    shape = topology.mesh
     message = (
-        f"tp = {topology.mesh.tp}, dp = {topology.mesh.dp}, attn_tp = {topology.attn_tp} does not fit cards of {gb:.1f} GB:"
+        f"tp = {shape.tp}, dp = {shape.dp}, attn_tp = {topology.attn_tp} does not fit cards of {card_bytes / (1 << 30):g} GiB:"
         f" {found.weights_bytes / 1e9:.1f} GB of weights and {found.overhead_bytes / 1e9:.1f} GB of contexts, communicators,"
         f" graphs and activations leave KV for {found.kv_tokens} tokens a group, which is {found.full_requests:.1f} requests"
         f" of {found.longest} tokens; engine.min_full_requests asks for {least}. {_advice(topology, model, card_bytes)}"
     )
+    if found.kv_tokens // least >= 1024:
+        message += f" Or set model.max_model_len to {found.kv_tokens // least} or less."
     raise TopologyError(message)
 
 
@@ -138,7 +142,7 @@ def _advice(topology: Topology, model: ModelNumbers, card_bytes: int) -> str:
             shape = other.mesh
             cards = "as many" if other.world == topology.world else str(other.world)
             return f"On {cards} cards this fits: tp = {shape.tp}, dp = {shape.dp}, attn_tp = {shape.attn_tp} ({other.mode})."
-    return f"No topology of up to {MAX_RANKS} cards fits; lower model.max_model_len or choose a smaller model."
+    return f"No topology of up to {MAX_RANKS} such cards fits."
 
 
 def _others(topology: Topology) -> Iterator[Topology]:

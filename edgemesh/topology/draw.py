@@ -23,9 +23,10 @@ CELL: Final = 58
 ROW: Final = 34
 PAD: Final = 14
 TOP: Final = 92
-GATEWAY_X: Final = 32
-ROUTER_X: Final = 208
-GROUP_X: Final = 364
+MARGIN: Final = 28
+GATEWAY_X: Final = 48
+ROUTER_X: Final = 218
+GROUP_X: Final = 376
 LABEL: Final = 74
 
 
@@ -66,8 +67,8 @@ def svg(mesh: Mesh) -> str:
     parts = [
         _open(at, headline(mesh)),
         f'<rect width="{at.width:g}" height="{at.height:g}" rx="12" fill="#ffffff"/>',
-        _text(GATEWAY_X, 38, mesh.topology.mesh.name, size=20, weight=600),
-        _text(GATEWAY_X, 60, headline(mesh), fill="#52606d"),
+        _text(MARGIN, 38, mesh.topology.mesh.name, size=20, weight=600),
+        _text(MARGIN, 60, headline(mesh), fill="#52606d"),
         *_hosts(mesh, at),
         *_wires(mesh, at),
         *(_pill(box, f"gateway-{index}", "#eaf1fe", BLUE) for index, box in enumerate(at.gateways)),
@@ -118,12 +119,12 @@ def _layout(mesh: Mesh) -> Layout:
         Box(GATEWAY_X, middle - 17 + 46 * (index - (shape.gateway.processes - 1) / 2), 104, 34)
         for index in range(shape.gateway.processes)
     )
-    top = min(0.0, gateways[0].y - TOP)
+    top = min(0.0, gateways[0].y - 30 - TOP)
     if top:
         gateways = tuple(Box(box.x, box.y - top, box.w, box.h) for box in gateways)
     barrier = Box(GROUP_X + width + 86, middle - 17, 104, 34)
     right = barrier.right + 32 if shape.coupled else GROUP_X + width + 50
-    bottom = max(y, gateways[-1].y + 60)
+    bottom = max(y, gateways[-1].y + 66)
     return Layout(
         gateways, Box(ROUTER_X, middle - 17, 96, 34), tuple(groups), barrier, tuple(hosts), max(right, 660), bottom + 44
     )
@@ -177,26 +178,34 @@ def _rank(rank: Actor, group: Actor, x: float, y: float) -> str:
 def _wires(mesh: Mesh, at: Layout) -> Iterator[str]:
     for gateway in at.gateways:
         yield _curve(gateway.right, gateway.middle, at.router.x, at.router.middle, BLUE)
-    for index, box in enumerate(at.groups):
-        yield _curve(at.router.right, at.router.middle, box.x, box.middle - 8, BLUE)
+    for box in at.groups:
+        above = box.middle < at.router.middle
+        yield _curve(at.router.right, at.router.middle, box.x, box.middle + (8 if above else -8), BLUE)
         if mesh.topology.coupled:
             yield _curve(box.right, box.middle, at.barrier.x, at.barrier.middle, FAINT, dashed=True)
-        for gateway in at.gateways:
-            below = gateway.y + gateway.h if box.middle >= gateway.middle else gateway.y
-            bend = at.router.y + at.router.h + 26 if box.middle >= gateway.middle else at.router.y - 26
-            start = gateway.x + gateway.w * (index + 1) / (len(at.groups) + 1)
-            yield (
-                f'<path d="M{box.x:g} {box.middle + 8:g} C{box.x - 60:g} {box.middle + 8:g} {ROUTER_X + 60:g} {bend:g}'
-                f' {ROUTER_X - 20:g} {bend:g} S{start:g} {bend:g} {start:g} {below:g}" fill="none" stroke="{GREEN}"'
-                f' stroke-width="1.4" opacity="0.75"/>'
-            )
+        yield _egress(box, at, above=above)
+    for gateway in at.gateways:
+        yield f'<circle cx="{gateway.x:g}" cy="{gateway.middle:g}" r="3.5" fill="{GREEN}"/>'
+
+
+def _egress(group: Box, at: Layout, *, above: bool) -> str:
+    """From a group past the router, above or below it, and into each gateway from the left."""
+    y = group.middle + (-8 if above else 8)
+    last = at.gateways[-1]
+    bend = at.gateways[0].y - 24 if above else last.y + last.h + 24
+    left, turn, x = GATEWAY_X - 20, 12 if above else -12, at.router.x
+    path = f"M{group.x:g} {y:g} C{group.x - 60:g} {y:g} {x + 60:g} {bend:g} {x - 20:g} {bend:g} H{left + 12:g}"
+    path += f" Q{left:g} {bend:g} {left:g} {bend + turn:g}"
+    for gateway in at.gateways:
+        path += f" M{left:g} {bend + turn:g} V{gateway.middle - turn:g} Q{left:g} {gateway.middle:g} {gateway.x - 6:g} {gateway.middle:g} H{gateway.x:g}"
+    return f'<path d="{path}" fill="none" stroke="{GREEN}" stroke-width="1.4"/>'
 
 
 def _legend(mesh: Mesh, y: float) -> Iterator[str]:
     entries = [(BLUE, "requests", False), (GREEN, "tokens, straight to their gateway", False)]
     if mesh.topology.coupled:
         entries.append((FAINT, "control: arrive and release of each tick", True))
-    x = float(GATEWAY_X)
+    x = float(MARGIN)
     for colour, words, dashed in entries:
         yield _curve(x, y - 4, x + 26, y - 4, colour, dashed=dashed)
         yield _text(x + 34, y, words, size=12, fill="#52606d")
