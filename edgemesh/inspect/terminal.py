@@ -42,8 +42,13 @@ STYLES: Final[dict[Category, str]] = {
 _HEAD: Final = frozenset({"ts", "mono", "actor", "event", "epoch"})
 
 WIDE: Final = 100
-NARROW: Final = 64
-"""Terminal widths from which on all, and most, columns fit."""
+"""Terminal width from which on all columns fit."""
+
+ID_WIDTH: Final = 24
+"""So much of an id stays in any case; `show` takes the beginning of one."""
+
+DROPPED: Final = ("cached", "group", "output", "prompt", "queue", "prefill", "decode", "TTFT")
+"""Columns of a request that a narrow terminal does without, in this order."""
 
 
 def plain(value: object) -> str:
@@ -84,16 +89,19 @@ def add(to: Table, *cells: str | Text) -> None:
 
 def requests_table(timelines: Sequence[Timeline], width: int) -> Table:
     """One row per request, in the order given; the columns that fit the width."""
-    names = ["request", "group", "prompt", "cached", "output", "queue", "prefill", "decode", "TTFT", "e2e", "finish"]
-    if width < NARROW:
-        names = ["request", "TTFT", "e2e", "finish"]
-    elif width < WIDE:
-        names = ["request", "group", "queue", "prefill", "decode", "TTFT", "e2e", "finish"]
+    rows = [request_cells(timeline) for timeline in timelines]
+    names = list(rows[0]) if rows else ["request"]
+    widths = {name: max(cell_len(name), *(cell_len(str(row[name])) for row in rows)) for name in names}
+    widths["request"] = min(widths["request"], ID_WIDTH)
+    for dropped in DROPPED:
+        if sum(widths[name] + 3 for name in names) <= width:
+            break
+        names.remove(dropped)
     made = table("Requests, the slowest first", *names, left=("request", "finish"))
-    made.columns[0].min_width = 12
-    for timeline in timelines:
-        cells = request_cells(timeline)
-        add(made, *(cells[name] for name in names))
+    for column, name in zip(made.columns, names, strict=True):
+        column.min_width = widths[name]
+    for row in rows:
+        add(made, *(row[name] for name in names))
     return made
 
 

@@ -238,16 +238,26 @@ def _summary(rows: Sequence[Tick]) -> Decode:
 
 
 def reason(tick: Tick) -> str:
-    """In a few words: what the tick's time was spent on, and who was last."""
-    slowest = tick.slowest
-    if tick.hold and tick.barrier_ns > tick.run_ns:
+    """In a few words: what most of the tick's time was spent on, and who was last."""
+    return waited_for(tick) if tick.barrier_ns > tick.run_ns else ran(tick)
+
+
+def waited_for(tick: Tick) -> str:
+    """Why the tick was not released when its group had arrived."""
+    if tick.hold:
         return f"held: {tick.hold}"
-    if tick.barrier_ns > tick.run_ns and tick.last not in {None, tick.group}:
+    if tick.last is not None and tick.last != tick.group:
         return f"waited for group {tick.last}"
+    return "release on its way"
+
+
+def ran(tick: Tick) -> str:
+    """What the step itself was spent on."""
+    slowest = tick.slowest
     if slowest is None:
         return "no rank reported the step"
-    if slowest.step_ns and slowest.own_ns * 2 < slowest.step_ns:
-        return f"collectives; most own work on {slowest.rank}"
     if tick.run_ns > 2 * slowest.step_ns:
-        return f"overhead around the step; {slowest.rank} was slowest"
+        return f"around the step; slowest {slowest.rank}"
+    if slowest.own_ns * 2 < slowest.step_ns:
+        return f"collectives; slowest {slowest.rank}"
     return f"slowest {slowest.rank}"

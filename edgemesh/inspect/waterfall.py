@@ -11,7 +11,7 @@ from rich.text import Text
 
 from edgemesh.inspect.facts import Category, Span, Tick, Timeline
 from edgemesh.inspect.terminal import STYLES, add, count, duration, plain, table, ticks_table
-from edgemesh.inspect.timeline import reason
+from edgemesh.inspect.timeline import ran, waited_for
 
 MAX_ROWS: Final = 24
 """Rows of a waterfall; what is left out in the middle is counted."""
@@ -121,7 +121,7 @@ def _note(span: Span, timeline: Timeline) -> str:
     for tick in timeline.prefill:
         start, end = (tick.plan, tick.done) if running else (tick.arrive, tick.plan)
         if start is not None and start < span.end and (end is None or end > span.start):
-            return f"tick {tick.tick}: {reason(tick)}"
+            return f"tick {tick.tick}: {ran(tick) if running else waited_for(tick)}"
     return ""
 
 
