@@ -7,6 +7,7 @@ event to the last belongs to exactly one category, so the categories add up to t
 
 import bisect
 import itertools
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -36,6 +37,7 @@ _ENDS: Final = {
     "request.aborted": "abort",
 }
 _WORST: Final = 3
+_first: Final = operator.itemgetter(0)
 
 
 class TickIndex:
@@ -195,13 +197,12 @@ def _spans(phases: Sequence[Span], mine: Sequence[Tick], rows: Sequence[Tick], *
 def _overlay(phase: Span, ticks: Sequence[Tick], waiting: Category, barrier: Category) -> Iterator[Span]:
     """Split a phase by its ticks: what runs counts before what is held, that before the barrier, that before waiting."""
     order = (phase.category, Category.HOLD, barrier)
-    changes = _changes(phase, ticks, barrier)
-    active: Counter[Category] = Counter()
+    active = [0, 0, 0]
     category, since = waiting, phase.start
-    for at in sorted(changes):
-        for changed, by in changes[at].items():
-            active[changed] += by
-        current = next((each for each in order if active[each] > 0), waiting)
+    for at, changes in itertools.groupby(_changes(phase, ticks), key=_first):
+        for _, place, by in changes:
+            active[place] += by
+        current = next((each for each, ticking in zip(order, active, strict=True) if ticking), waiting)
         if current is not category:
             if at > since:
                 yield Span(category, since, at)
@@ -210,19 +211,19 @@ def _overlay(phase: Span, ticks: Sequence[Tick], waiting: Category, barrier: Cat
         yield Span(category, since, phase.end)
 
 
-def _changes(phase: Span, ticks: Sequence[Tick], barrier: Category) -> dict[int, Counter[Category]]:
-    """How many ticks of each category begin (or end, negative) at each instant of the phase."""
-    changes: dict[int, Counter[Category]] = {}
+def _changes(phase: Span, ticks: Sequence[Tick]) -> list[tuple[int, int, int]]:
+    """(when, which, +1 or -1) in order: ticks of the phase that begin or end to run (0), be held (1), await the barrier (2)."""
+    changes = []
     for tick in ticks:
-        covers = [(phase.category, tick.plan, tick.done)] if tick.plan is not None else []
+        covers = [(0, tick.plan, tick.done)] if tick.plan is not None else []
         if tick.arrive is not None:
-            covers.append((Category.HOLD if tick.hold else barrier, tick.arrive, tick.plan))
-        for category, start, end in covers:
-            begin = phase.start if start is None else max(start, phase.start)
+            covers.append((1 if tick.hold else 2, tick.arrive, tick.plan))
+        for place, start, end in covers:
+            begin = max(start, phase.start)
             stop = phase.end if end is None else min(end, phase.end)
             if stop > begin:
-                changes.setdefault(begin, Counter())[category] += 1
-                changes.setdefault(stop, Counter())[category] -= 1
+                changes += [(begin, place, 1), (stop, place, -1)]
+    changes.sort()
     return changes
 
 
