@@ -1,0 +1,147 @@
+"""Executes plans on one rank, in order: take the delta, run the network, draw, answer."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from edgemesh.engine.attention.sdpa import SdpaAttention
+from edgemesh.engine.batch import Batch
+from edgemesh.engine.collectives import Collectives
+from edgemesh.engine.inputs import DecodeRows, build
+from edgemesh.engine.layout import Split
+from edgemesh.engine.model import Network
+from edgemesh.engine.sampler import NO_TOKEN, Drawn, Row, Sampler
+from edgemesh.engine.shape import ModelShape
+from edgemesh.engine.shaping import mask_row, shaper
+from edgemesh.engine.streams import stream
+from edgemesh.engine.turns import Limits, Place, StepRefusedError, Turns
+from edgemesh.wire.arrays import TokenArray
+from edgemesh.wire.messages import Decode, Done, IdleDone, IdlePlan, Join, Logprob, Plan, Prefill, Sampling
+
+MAX_REDRAWS: Final = 4096
+"""Sequences whose last draw gave no token that are remembered; beyond it the oldest is forgotten."""
+
+
+class Runner:
+    """One rank's network, memory and batch."""
+
+    def __init__(
+        self,
+        place: Place,
+        limits: Limits,
+        shape: ModelShape,
+        split: Split,
+        tensors: Mapping[str, Tensor],
+        collectives: Collectives,
+    ) -> None:
+        self._turns = Turns(place, limits)
+        self._limits = limits
+        self._collectives = collectives
+        self._network = Network(shape, split, tensors, SdpaAttention(tensors["kv"]), limits.positions)
+        sizes = self._network.sizes
+        self._start, self._width = sizes.vocab_start, sizes.vocab_count
+        self._sampler = Sampler(self._start, self._width, shape.vocab, collectives.attn)
+        self._batch = Batch(limits)
+        self._redraws: dict[str, tuple[int, int]] = {}
+
+    @property
+    def collective_ns(self) -> int:
+        """Time spent in collectives since the start."""
+        return self._collectives.spent_ns
+
+    @torch.inference_mode()
+    def execute(self, plan: Plan | IdlePlan) -> Done | IdleDone:
+        """Run one step; ``StepRefusedError`` before anything is changed or exchanged."""
+        began = time.perf_counter_ns()
+        self._turns.check(plan, self._count)
+        self._turns.tick += 1
+        head = (plan.group, plan.plane, plan.epoch, plan.tick)
+        if isinstance(plan, IdlePlan):
+            self._forward(plan, None, [])
+            return IdleDone(*head, time.perf_counter_ns() - began)
+        ran = self._batch.apply(plan.decode, map(self._joined, plan.decode.joins)) if plan.decode else []
+        hidden = self._forward(plan, plan.prefill, ran)
+        firsts = self._firsts(plan.prefill)
+        cut = len(firsts)
+        rows = [*(row for _, row in firsts), *(self._batch.rows[slot] for slot in ran)]
+        requests = [*(request for request, _ in firsts), *(self._batch.slots.seats[slot].request for slot in ran)]
+        drawn = self._draw(hidden, rows, plan.decode, cut)
+        self._remember(requests, rows, drawn.tokens)
+        if ran:
+            self._batch.advance(drawn.tokens[cut:])
+        tokens, logprobs = tuple(drawn.tokens), drawn.logprobs
+        return Done(
+            *head,
+            tuple(ran),
+            tokens[cut:],
+            tokens[:cut],
+            _asked(logprobs[cut:]),
+            _asked(logprobs[:cut]),
+            time.perf_counter_ns() - began,
+        )
+
+    def _count(self, plan: Plan) -> int:
+        if plan.decode is None:
+            return 0
+        rows, fault = self._batch.slots.count(plan.decode)
+        if fault:
+            raise StepRefusedError(fault)
+        return rows
+
+    def _forward(self, plan: Plan | IdlePlan, prefill: Prefill | None, ran: Sequence[int]) -> Tensor:
+        """Hidden states of the rows that draw; the same collectives on every rank of the set."""
+        flow = stream(self._collectives, plan.verdict, self._turns.place.member)
+        rows = None
+        if ran:
+            longest = 1 + max(self._batch.slots.seats[slot].position for slot in ran)
+            rows = DecodeRows(*self._batch.inputs(), longest)
+        return self._network.forward(build(flow, self._limits.page_tokens, prefill, rows))
+
+    def _draw(self, hidden: Tensor, rows: Sequence[Row], decode: Decode | None, cut: int) -> Drawn:
+        """A token for each row; rows of prompts come first, ``cut`` of them."""
+        if not rows:
+            return Drawn([], [])
+        logits = self._network.logits(hidden)
+        if decode is not None and decode.masked:
+            words = len(decode.masks) // len(decode.masked)
+            for number, slot in enumerate(decode.masked):
+                if slot in self._batch.slots.ran:
+                    at = cut + self._batch.slots.ran.index(slot)
+                    mask_row(logits[at], decode.masks.slice(number * words, (number + 1) * words).tolist(), self._start)
+        return self._sampler.draw(logits, rows)
+
+    def _firsts(self, prefill: Prefill | None) -> list[tuple[str, Row]]:
+        """The rows of final chunks, with their requests."""
+        return [
+            (
+                chunk.request,
+                self._row(chunk.request, chunk.sampling, chunk.start + chunk.length, chunk.emitted, chunk.history),
+            )
+            for chunk in (prefill.chunks if prefill else ())
+            if chunk.sampling is not None
+        ]
+
+    def _joined(self, join: Join) -> Row:
+        return self._row(join.request, join.sampling, join.position + 1, join.emitted, join.history)
+
+    def _row(self, request: str, sampling: Sampling, position: int, emitted: int, history: TokenArray) -> Row:
+        shape = shaper(sampling, self._start, self._width, history.tolist(), emitted)
+        drew, attempt = self._redraws.get(request, (position, 0))
+        return Row(sampling, position, emitted, shape, attempt if drew == position else 0)
+
+    def _remember(self, requests: Sequence[str], rows: Sequence[Row], tokens: Sequence[int]) -> None:
+        """A draw that gave no token goes on with other noise, though its row leaves or its chunk is planned again."""
+        for request, row, token in zip(requests, rows, tokens, strict=True):
+            self._redraws.pop(request, None)
+            if token == NO_TOKEN:
+                self._redraws[request] = (row.position, row.attempt + 1)
+        while len(self._redraws) > MAX_REDRAWS:
+            del self._redraws[next(iter(self._redraws))]
+
+
+def _asked(logprobs: Sequence[Logprob | None]) -> tuple[Logprob | None, ...]:
+    """No entries at all where nobody asked."""
+    return tuple(logprobs) if any(each is not None for each in logprobs) else ()

@@ -1,0 +1,90 @@
+"""What a request's sampling settings do to its row of logits before a token is drawn, on one vocabulary shard.
+
+Penalties follow the usual rules: repetition (Keskar et al., 2019, CTRL) over prompt and output, presence and frequency over the output.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from edgemesh.wire.messages import Sampling
+
+BANNED: Final = -1e30
+"""The logit of a banned token: below every real one, above that of a token that is not allowed at all."""
+
+
+class Shaper:
+    """One row's penalties, bias, allowed ids and banned stops; ids are those of ``[start, start + width)``.
+
+    ``history`` holds all tokens so far where a penalty is set, the last ``emitted`` of them output.
+    """
+
+    def __init__(self, sampling: Sampling, start: int, width: int, history: Sequence[int], emitted: int) -> None:
+        self._sampling = sampling
+        self._start, self._width = start, width
+        self._bias = self._pairs(dict(sampling.logit_bias))
+        self._allowed = self._local(sampling.allowed_token_ids) if sampling.allowed_token_ids else None
+        self._stops = self._local(sampling.stop_token_ids)
+        self._seen: Tensor | None = None
+        self._counts: Tensor | None = None
+        if sampling.needs_history:
+            self._seen = torch.zeros(width, dtype=torch.bool)
+            self._seen[self._local(history)] = True
+            output = self._local(history[len(history) - emitted :], unique=False)
+            self._counts = torch.bincount(output, minlength=width).to(torch.float32)
+
+    def _local(self, ids: Sequence[int], *, unique: bool = True) -> Tensor:
+        here = [each - self._start for each in ids if self._start <= each < self._start + self._width]
+        return torch.tensor(sorted(set(here)) if unique else here, dtype=torch.int64)
+
+    def _pairs(self, bias: dict[int, float]) -> tuple[Tensor, Tensor] | None:
+        here = {token: value for token, value in bias.items() if self._start <= token < self._start + self._width}
+        if not here:
+            return None
+        at = torch.tensor([token - self._start for token in here], dtype=torch.int64)
+        return at, torch.tensor(list(here.values()), dtype=torch.float32)
+
+    def extend(self, token: int) -> None:
+        """One more output token."""
+        at = token - self._start
+        if self._seen is not None and self._counts is not None and 0 <= at < self._width:
+            self._seen[at] = True
+            self._counts[at] += 1
+
+    def apply(self, logits: Tensor, emitted: int) -> None:
+        """Shape ``[width]`` float32 logits in place, before the ``emitted``-th output token is drawn."""
+        sampling = self._sampling
+        if self._seen is not None and self._counts is not None:
+            if sampling.repetition_penalty != 1.0:
+                rate = sampling.repetition_penalty
+                logits.copy_(torch.where(self._seen, torch.where(logits > 0, logits / rate, logits * rate), logits))
+            if sampling.frequency_penalty or sampling.presence_penalty:
+                logits.sub_(self._counts, alpha=sampling.frequency_penalty)
+                logits.sub_(self._counts > 0, alpha=sampling.presence_penalty)
+        if self._bias is not None:
+            logits[self._bias[0]] += self._bias[1]
+        if self._allowed is not None:
+            kept = logits[self._allowed]
+            logits.fill_(-math.inf)
+            logits[self._allowed] = kept
+        if emitted < sampling.min_tokens and len(self._stops):
+            logits[self._stops] = logits[self._stops].clamp(max=BANNED)
+
+
+def shaper(sampling: Sampling, start: int, width: int, history: Sequence[int], emitted: int) -> Shaper | None:
+    """A shaper, or None for a row whose logits are left as they are."""
+    bans = sampling.stop_token_ids and emitted < sampling.min_tokens
+    if sampling.needs_history or sampling.logit_bias or sampling.allowed_token_ids or bans:
+        return Shaper(sampling, start, width, history, emitted)
+    return None
+
+
+def mask_row(logits: Tensor, words: Sequence[int], start: int) -> None:
+    """Forbid the ids whose bit is not set: one bit per id, in 32-bit words, lowest bit first."""
+    bits = torch.tensor(words, dtype=torch.int64)[:, None] >> torch.arange(32)
+    allowed = (bits & 1).flatten().to(torch.bool)[start : start + len(logits)]
+    logits[: len(allowed)].masked_fill_(~allowed, -math.inf)
+    logits[len(allowed) :] = -math.inf

@@ -1,0 +1,109 @@
+"""Whose turn it is: a plan is checked against what this rank did last before anything is changed or exchanged."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from edgemesh.wire.ids import Layout, Plane
+from edgemesh.wire.messages import Chunk, IdlePlan, Plan, Prefill
+
+
+class StepRefusedError(ValueError):
+    """A plan that this rank will not run; its state is unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands: its group, plane and epoch; ``member`` is the group's index among the ``groups`` of its set."""
+
+    group: int
+    plane: Plane
+    epoch: int
+    member: int = 0
+    groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a rank's memory holds: pages (the scratch page included), tokens per page, rows, and positions of a row."""
+
+    pages: int
+    page_tokens: int
+    slots: int
+    positions: int
+    vocab: int
+
+    @property
+    def row_pages(self) -> int:
+        """Pages of the longest row."""
+        return -(-self.positions // self.page_tokens)
+
+    def page_fault(self, pages: Iterable[int]) -> str:
+        """Which page is outside the slab, or nothing."""
+        wrong = next((page for page in pages if not 1 <= page < self.pages), None)
+        return "" if wrong is None else f"page {wrong} is not among 1 to {self.pages - 1}"
+
+
+class Turns:
+    """The tick that comes next, and the checks that do not depend on the batch."""
+
+    def __init__(self, place: Place, limits: Limits) -> None:
+        self.place = place
+        self.tick = 0
+        self._limits = limits
+
+    def check(self, plan: Plan | IdlePlan, rows: Callable[[Plan], int]) -> None:
+        """Raise ``StepRefusedError`` unless this is the next plan; ``rows`` checks its decode part and counts its rows."""
+        place = self.place
+        for name, has, wants in (
+            ("group", plan.group, place.group),
+            ("plane", plan.plane, place.plane),
+            ("epoch", plan.epoch, place.epoch),
+            ("tick", plan.tick, self.tick),
+        ):
+            if has != wants:
+                message = f"{name}: {has}; this rank's next is {wants}"
+                raise StepRefusedError(message)
+        verdict = plan.verdict
+        if len(verdict.tokens) != place.groups:
+            message = f"verdict: {len(verdict.tokens)} groups; the coupled set has {place.groups}"
+            raise StepRefusedError(message)
+        if verdict.layout is Layout.EVEN and verdict.bucket < max(verdict.tokens):
+            message = f"verdict: bucket {verdict.bucket} is less than {max(verdict.tokens)} tokens"
+            raise StepRefusedError(message)
+        if isinstance(plan, Plan):
+            self._real(plan, rows(plan))
+
+    def _real(self, plan: Plan, rows: int) -> None:
+        computed = self._prefill(plan.prefill) if plan.prefill else 0
+        granted = plan.verdict.tokens[self.place.member]
+        if not 0 < computed + rows <= granted:
+            message = f"{computed} prompt tokens and {rows} rows; the verdict grants 1 to {granted} tokens"
+            raise StepRefusedError(message)
+
+    def _prefill(self, prefill: Prefill) -> int:
+        total = sum(chunk.length for chunk in prefill.chunks)
+        if total != len(prefill.tokens):
+            message = f"prefill: {len(prefill.tokens)} tokens for chunks of {total}"
+            raise StepRefusedError(message)
+        highest = max(prefill.tokens, default=0)
+        if highest >= self._limits.vocab or min(prefill.tokens, default=0) < 0:
+            message = f"prefill: token {highest} is not among 0 to {self._limits.vocab - 1}"
+            raise StepRefusedError(message)
+        for chunk in prefill.chunks:
+            fault = self._chunk(chunk)
+            if fault:
+                message = f"chunk of {chunk.request!r}: {fault}"
+                raise StepRefusedError(message)
+        return total
+
+    def _chunk(self, chunk: Chunk) -> str:
+        limits, stop = self._limits, chunk.start + chunk.length
+        if stop > limits.positions:
+            return f"ends at position {stop}; the most is {limits.positions}"
+        if len(chunk.pages) != -(-stop // limits.page_tokens):
+            return f"{len(chunk.pages)} pages of {limits.page_tokens} tokens for {stop} positions"
+        if chunk.final != (chunk.sampling is not None):
+            return "a final chunk has sampling settings, and no other"
+        if chunk.sampling and chunk.sampling.needs_history and len(chunk.history) != stop:
+            return f"a history of {len(chunk.history)} tokens at position {stop}"
+        return limits.page_fault(chunk.pages)
