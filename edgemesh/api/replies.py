@@ -119,7 +119,7 @@ class Completion(Reply, frozen=True):
     system_fingerprint: None = None
 
 
-class Model(Reply, frozen=True):
+class ModelCard(Reply, frozen=True):
     """The model that is served."""
 
     id: str
@@ -132,7 +132,7 @@ class Model(Reply, frozen=True):
 class ModelList(Reply, frozen=True):
     """Every model that is served."""
 
-    data: list[Model]
+    data: list[ModelCard]
     object: Literal["list"] = "list"
 
 

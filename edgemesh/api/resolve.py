@@ -21,7 +21,10 @@ _SEED_MASK: Final = (1 << 63) - 1
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """One stream to submit; ``index`` is its number in the answer, ``prompt`` that of its prompt."""
+    """One stream to submit; ``index`` is its number in the answer, ``prompt`` that of its prompt.
+
+    ``max_tokens`` 0 asks for the echoed prompt alone, and is not submitted.
+    """
 
     index: int
     prompt: int
@@ -58,7 +61,7 @@ def resolve_chat(request: ChatRequest, ids: Sequence[int], limits: Limits, seed:
 
 
 def resolve_completion(request: CompletionRequest, prompts: Sequence[Sequence[int]], limits: Limits, seed: int) -> Job:
-    """A completion's choices; ``max_tokens`` 0 (with ``echo``) gives none. Raises ``ApiError``."""
+    """A completion's choices, prompt by prompt. Raises ``ApiError``."""
     wanted = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     logprobs = -1 if request.logprobs is None else request.logprobs
     pairs = []
@@ -95,7 +98,6 @@ def _job(
         )
         for place, (_, length) in enumerate(prompts)
         for choice in range(count)
-        if length
     )
     for choice in choices:
         if sampling.min_tokens > choice.max_tokens:

@@ -16,7 +16,17 @@ class TextStream:
     ``shown`` with the text of their tokens: one whose text is held back waits, one behind the cut never comes.
     """
 
-    __slots__ = ("_detokenizer", "_entries", "_matcher", "_min_tokens", "_produced", "_tokens", "length", "shown")
+    __slots__ = (
+        "_detokenizer",
+        "_entries",
+        "_matcher",
+        "_min_tokens",
+        "_produced",
+        "_singly",
+        "length",
+        "shown",
+        "tokens",
+    )
 
     def __init__(
         self, pieces: Pieces, stops: Sequence[str] = (), *, skip_special: bool = True, min_tokens: int = 0
@@ -24,7 +34,9 @@ class TextStream:
         self._detokenizer = Detokenizer(pieces, skip_special=skip_special)
         self._matcher = StopMatcher(stops)
         self._min_tokens = min_tokens if stops else 0
-        self._tokens = 0
+        self._singly = bool(stops)
+        self.tokens = 0
+        """Tokens up to the one that completed a stop string, or all."""
         self._produced = 0
         self._entries: list[tuple[int, Logprob]] = []
         self.length = 0
@@ -40,10 +52,10 @@ class TextStream:
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob] = ()) -> str:
         """The text that these tokens add for the client."""
-        if logprobs or self._tokens < self._min_tokens:
+        if logprobs or self._singly:
             return self._feed_singly(tokens, logprobs)
-        self._tokens += len(tokens)
-        text = self._matcher.feed(self._detokenizer.feed(tokens))
+        self.tokens += len(tokens)
+        text = self._detokenizer.feed(tokens)
         self.length += len(text)
         return text
 
@@ -63,9 +75,9 @@ class TextStream:
             start = self._produced
             text = self._detokenizer.feed((token,))
             self._produced += len(text)
-            self._tokens += 1
+            self.tokens += 1
             # Text of the tokens that must come cannot stop the stream.
-            parts.append(self._matcher.feed(text) if self._tokens > self._min_tokens else text)
+            parts.append(self._matcher.feed(text) if self.tokens > self._min_tokens else text)
             if logprobs and not self.stopped:
                 self._entries.append((start, logprobs[place]))
             if self.stopped:

@@ -1,0 +1,260 @@
+"""The gateway: HTTP on one side, the mesh on the other, and nothing of one reaches the other unchecked.
+
+A request's way: ``gateway_app`` (route) -> ``gateway_service`` (check, tokenise) -> ``gateway_streams`` (submit; what the
+groups say comes back here) -> ``gateway_answer`` (detokenise, cut, send). One process is one asyncio loop; several
+processes share the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Final, assert_never
+
+import anyio
+import uvicorn
+import uvloop
+from anyio.abc import TaskGroup
+
+from edgemesh.actors.gateway_app import application
+from edgemesh.actors.gateway_keys import ENVIRONMENT, read_keys
+from edgemesh.actors.gateway_metrics import Metrics
+from edgemesh.actors.gateway_service import Model, Service
+from edgemesh.api.errors import unavailable
+from edgemesh.api.limits import limits_of
+from edgemesh.api.text import MAX_FILE_BYTES, ModelText
+from edgemesh.runtime.actor import Arguments, default_plane, faults_told, open_trace, parse_arguments, supervisor_of
+from edgemesh.runtime.paths import read_mesh
+from edgemesh.runtime.progress import Reporter
+from edgemesh.runtime.zmq import ZmqPort
+from edgemesh.runtime.zmq_async import AsyncPort
+from edgemesh.topology import Mesh
+from edgemesh.wire.catalogue import LinkKind
+from edgemesh.wire.ids import Phase
+from edgemesh.wire.messages import (
+    Accepted,
+    Begin,
+    Drain,
+    Drained,
+    Emit,
+    Failed,
+    Health,
+    Hello,
+    Mark,
+    Ready,
+    Rejected,
+    Stop,
+)
+
+GatewayInbox = Rejected | Accepted | Emit | Failed | Begin | Health | Drain | Stop
+
+SWEEP_S: Final = 0.1
+"""How often what no event drives is looked at: full links, slow clients, the end of a drain."""
+
+BACKLOG: Final = 2048
+USER_TIMEOUT_MS: Final = 30_000
+"""How long the kernel keeps a connection whose peer acknowledges nothing."""
+
+CLOSE_S: Final = 2
+"""How long answers may take to leave at the end."""
+
+
+class GatewayActor:
+    """One gateway's life: it follows the supervisor, and hands what groups say to the streams."""
+
+    def __init__(self, mesh: Mesh, name: str, epoch: int, port: AsyncPort, url: str) -> None:
+        settings = mesh.topology.gateway
+        self.mesh = mesh
+        self.name = name
+        self.epoch = epoch
+        self.port = port
+        self.url = url
+        self.supervisor = supervisor_of(mesh, name)
+        self.service = Service(
+            port,
+            index=mesh.actor(name).index,
+            metrics=Metrics(name),
+            keys=read_keys(settings.api_keys_file, os.environ.get(ENVIRONMENT, "")),
+            max_body=settings.max_body_bytes,
+            max_streams=settings.max_streams,
+            patience_s=mesh.topology.group.credit_deadline_s / 2,
+        )
+        self.stopped = False
+        self._draining = False
+        self._drained = False
+        self._marks = self._mark(Phase.STARTING)
+
+    async def follow(self, tasks: TaskGroup) -> None:
+        """Take what the mesh sends until it says Stop."""
+        while not self.stopped:
+            for _, message in await self.port.receive():
+                self._take(message, tasks)  # type: ignore[arg-type]  # the links' unions make up GatewayInbox
+
+    async def sweep(self) -> None:
+        """Look after what no message drives."""
+        while not self.stopped:
+            await anyio.sleep(SWEEP_S)
+            self.service.streams.retry()
+            self.service.drop_slow_clients()
+            if self._draining and not self._drained and self.service.idle:
+                self._drained = True
+                self.port.send(LinkKind.REPORT, Drained(self.name, self.epoch), self.supervisor)
+
+    def marks(self) -> tuple[Mark, ...]:
+        """Where this gateway stands; read by the progress thread."""
+        return self._marks
+
+    def _take(self, message: GatewayInbox, tasks: TaskGroup) -> None:
+        match message:
+            case Emit() | Accepted() | Failed() | Rejected():
+                self.service.streams.receive(message)
+            case Begin():
+                tasks.start_soon(self._begin, message)
+            case Health():
+                self._health(message)
+            case Drain():
+                self._draining = True
+                self.service.serving = False
+                self.service.reason = "the server is shutting down"
+                self._marks = self._mark(Phase.DRAINING)
+            case Stop():
+                self.stopped = True
+                self.service.serving = False
+                self.service.reason = message.reason or "the server is stopping"
+                self.service.streams.fail_all(unavailable(f"the server stopped: {self.service.reason}"))
+            case _:
+                assert_never(message)
+
+    async def _begin(self, message: Begin) -> None:
+        """Load the tokenizer in a thread, so that ``/health`` goes on answering."""
+        topology = self.mesh.topology
+        self._marks = self._mark(Phase.LOADING)
+        text = await anyio.to_thread.run_sync(load_text, Path(self.mesh.run_dir) / "model")
+        served = topology.model.served_name or Path(topology.model.path).name
+        limits = limits_of(message.capacity, served, topology.mesh.dp)
+        self.service.model = Model(text, limits)
+        self._marks = self._mark(Phase.WAITING)
+        self.service.reason = "the mesh is starting"
+        self.port.send(LinkKind.REPORT, Ready(self.name, self.epoch, self.url), self.supervisor)
+
+    def _health(self, message: Health) -> None:
+        service = self.service
+        service.serving = message.serving and not self._draining
+        if service.serving:
+            service.reason = ""
+            return
+        service.reason = message.reason or service.reason or "the mesh is not serving"
+        if not message.draining and not self._draining:
+            service.streams.fail_all(unavailable(f"the mesh failed: {service.reason}"))
+
+    def _mark(self, phase: Phase) -> tuple[Mark, ...]:
+        return (Mark(default_plane(self.mesh, self.name), 0, phase, time.monotonic_ns(), 0),)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, without hands on the process's signals: the supervisor ends a gateway by its messages."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def load_text(directory: Path) -> ModelText:
+    """The tokenizer and template that the vault left there. Raises ``OSError`` and ``ValueError``."""
+    config = directory / "tokenizer_config.json"
+    template = directory / "chat_template.jinja"
+    return ModelText(
+        _read(directory / "tokenizer.json"),
+        _read(config) if config.exists() else b"",
+        _read(template).decode() if template.exists() else None,
+        clock=time.monotonic_ns,
+        now=lambda: datetime.now().astimezone(),
+    )
+
+
+def _read(path: Path) -> bytes:
+    if path.stat().st_size > MAX_FILE_BYTES:
+        message = f"{path} is larger than {MAX_FILE_BYTES} bytes"
+        raise ValueError(message)
+    return path.read_bytes()
+
+
+def listening_socket(mesh: Mesh, descriptor: int) -> socket.socket:
+    """The socket that the supervisor opened, or one of our own. Raises ``OSError`` where the port is taken."""
+    settings = mesh.topology.gateway
+    if descriptor >= 0:
+        bound = socket.socket(fileno=descriptor)
+    else:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if settings.processes > 1:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((settings.host, settings.port))
+    # Accepted sockets inherit both.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+    bound.setblocking(False)  # noqa: FBT003 - the standard library takes it by position
+    return bound
+
+
+async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Reporter) -> None:
+    """Run the gateway until it is told to stop."""
+    bound = listening_socket(mesh, arguments.listen)
+    host, port = bound.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    async with AsyncPort(raw) as links, anyio.create_task_group() as tasks:
+        actor = GatewayActor(mesh, arguments.name, arguments.epoch, links, url)
+        reporter.follow(actor.marks)
+        config = uvicorn.Config(
+            application(actor.service),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=CLOSE_S,
+        )
+        server = HttpServer(config)
+        tasks.start_soon(actor.sweep)
+        tasks.start_soon(server.serve, [bound])
+        await actor.follow(tasks)
+        server.should_exit = True
+
+
+def main() -> None:
+    """The whole process."""
+    arguments = parse_arguments()
+    name, epoch = arguments.name, arguments.epoch
+    mesh = read_mesh(arguments.run_dir)
+    trace = open_trace(mesh, name, epoch)
+    raw = ZmqPort(mesh, name, epoch, trace)
+    supervisor = supervisor_of(mesh, name)
+    try:
+        with faults_told(raw, supervisor) as outcome:
+            raw.send(LinkKind.REPORT, Hello(name, epoch, os.getpid()), supervisor)
+            reporter = Reporter(mesh, raw)
+            try:
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    runner.run(serve(mesh, arguments, raw, reporter))
+            finally:
+                reporter.close()
+    finally:
+        raw.close()
+        trace.close()
+    sys.exit(outcome.code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""From a flight's tokens to its client: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import Send
+
+from edgemesh.actors.gateway_http import ClientGoneError, begin_events
+from edgemesh.actors.gateway_streams import Flight, Stream, Streams
+from edgemesh.api.errors import ApiError
+from edgemesh.api.forms import Form, Part
+from edgemesh.api.replies import Usage, usage
+from edgemesh.api.sse import DONE, Chunks, Head, error_frame, usage_frame
+from edgemesh.runtime.clock import monotonic_ns
+from edgemesh.wire.ids import Finish
+from edgemesh.wire.messages import Logprob
+
+REASONS: Final = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+
+class Answer:
+    """One flight's way out; ``work_ns`` is what detokenising and the socket cost."""
+
+    def __init__(self, flight: Flight, streams: Streams, form: Form, head: Head) -> None:
+        self._flight = flight
+        self._streams = streams
+        self._form = form
+        self._head = head
+        self._open = len(flight.streams)
+        self.work_ns = 0
+        self.blocked_since_ns = 0
+        """When a send began that the client has not taken yet; 0: none."""
+
+        self.reasons: dict[str, str] = {}
+        """How each stream ended, by its id."""
+
+    async def admitted(self) -> None:
+        """Wait until every choice has its group, so that a refusal can still be the answer's status.
+
+        Raises the refusal as ``ApiError``, or ``ClientGoneError``.
+        """
+        flight = self._flight
+        seen: list[Stream] = []
+        while not all(stream.done or stream.group is not None for stream in flight.streams):
+            seen += await flight.changed()
+            self._check(flight.streams)
+        self._check(flight.streams)
+        for stream in seen:
+            flight.touch(stream)
+
+    async def whole(self) -> bytes:
+        """The body of the whole answer. Raises ``ApiError`` and ``ClientGoneError``."""
+        flight = self._flight
+        texts = {stream.id: [self._form.opening(stream.choice.prompt)] for stream in flight.streams}
+        entries: dict[str, list[Logprob]] = {stream.id: [] for stream in flight.streams}
+        while self._open:
+            changed = await flight.changed()
+            self._check(changed)
+            start = monotonic_ns()
+            for stream in changed:
+                text, shown = self._advance(stream)
+                texts[stream.id].append(text)
+                entries[stream.id] += shown
+            self.work_ns += monotonic_ns() - start
+        parts = [
+            Part(
+                index=stream.choice.index,
+                text="".join(texts[stream.id]),
+                finish_reason=self.reasons[stream.id],
+                logprobs=None if stream.choice.sampling.logprobs < 0 else entries[stream.id],
+            )
+            for stream in flight.streams
+        ]
+        return self._form.reply(self._head, parts, self._usage())
+
+    async def events(self, send: Send, headers: tuple[bytes, ...]) -> ApiError | None:
+        """Send everything as events; a failure is the last of them, and returned. Raises ``ClientGoneError``."""
+        flight = self._flight
+        include_usage = flight.job.include_usage
+        made = {
+            stream.id: self._form.chunks(self._head, stream.choice.index, include_usage=include_usage)
+            for stream in flight.streams
+        }
+        await begin_events(send, headers)
+        out = []
+        for stream in flight.streams:
+            opening = self._form.opening(stream.choice.prompt)
+            out += (made[stream.id].first(), made[stream.id].text(opening) if opening else b"")
+        await self._send(send, out)
+        while self._open:
+            changed = await flight.changed()
+            if flight.gone:
+                raise ClientGoneError
+            start = monotonic_ns()
+            out = [self._more(stream, made[stream.id]) for stream in changed if stream.id not in self.reasons]
+            failure = next((stream.failure for stream in changed if stream.failure is not None), None)
+            out.append(self._closing(failure))
+            self.work_ns += monotonic_ns() - start
+            await self._send(send, out, more=bool(self._open) and failure is None)
+            if failure is not None:
+                return failure
+            for stream in changed:
+                self._streams.credit(stream)
+        return None
+
+    def _more(self, stream: Stream, chunks: Chunks) -> bytes:
+        """The events of a stream's new text, and of its end."""
+        offset = stream.text.length
+        text, shown = self._advance(stream)
+        event = b""
+        if text or shown:
+            event = chunks.text(text, self._form.logprobs(shown, offset) if shown else None)
+        if stream.id in self.reasons:
+            event += chunks.last(self.reasons[stream.id])
+        return event
+
+    def _closing(self, failure: ApiError | None) -> bytes:
+        """What ends the whole answer, if this is its end."""
+        if failure is not None:
+            return error_frame(failure) + DONE
+        if self._open:
+            return b""
+        return (usage_frame(self._head, self._usage()) if self._flight.job.include_usage else b"") + DONE
+
+    def _advance(self, stream: Stream) -> tuple[str, list[Logprob]]:
+        """The new text of a stream and its log-probabilities; notes its end."""
+        if stream.id in self.reasons:
+            return "", []
+        at, stream.read = stream.read, len(stream.tokens)
+        piped = stream.text
+        text = piped.feed(stream.tokens[at:], stream.logprobs[at:])
+        shown = piped.shown
+        if piped.stopped:
+            self._end(stream, "stop")
+        elif stream.finish in REASONS:
+            text += piped.finish()
+            shown = shown + piped.shown
+            self._end(stream, REASONS[stream.finish])
+        return text, shown
+
+    def _end(self, stream: Stream, reason: str) -> None:
+        self._open -= 1
+        self.reasons[stream.id] = reason
+        self._streams.close(stream)
+
+    def _check(self, streams: list[Stream]) -> None:
+        if self._flight.gone:
+            raise ClientGoneError
+        for stream in streams:
+            if stream.failure is not None:
+                raise stream.failure
+
+    async def _send(self, send: Send, parts: list[bytes], *, more: bool = True) -> None:
+        body = b"".join(parts)
+        if not body and more:
+            return
+        start = self.blocked_since_ns = monotonic_ns()
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        self.blocked_since_ns = 0
+        self.work_ns += monotonic_ns() - start
+
+    def _usage(self) -> Usage:
+        """Each prompt counts once, as its first choice met it."""
+        drawn = sum(stream.text.tokens for stream in self._flight.streams)
+        cached = sum(s.cached_tokens for s in self._flight.streams if not s.choice.sampling.choice)
+        return usage(self._flight.job.prompt_tokens, drawn, cached)

@@ -1,0 +1,177 @@
+"""The routes of a gateway, and how each kind of failure is answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Message, Receive, Scope, Send
+
+from edgemesh import __version__
+from edgemesh.actors.gateway_http import ClientGoneError, header, refuse, respond
+from edgemesh.actors.gateway_metrics import CONTENT_TYPE
+from edgemesh.actors.gateway_service import Model, Service
+from edgemesh.api.check import check_detokenize, check_model, check_tokenize
+from edgemesh.api.errors import ApiError
+from edgemesh.api.openai import DetokenizeRequest, TokenizeRequest
+from edgemesh.api.replies import Detokenized, Healthy, ModelCard, ModelList, Tokenized, Version
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+MAX_NAMED: Final = 64
+
+
+class Endpoint:
+    """One route's handler: refusals become answers, counted by status; a bug is a 500 that says nothing of itself."""
+
+    def __init__(self, service: Service, name: str, handler: Handler) -> None:
+        self._service = service
+        self._name = name
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        status = 200
+        try:
+            await self._handler(scope, receive, sending)
+        except ApiError as error:
+            status = error.status
+            await refuse(send, error)
+        except ClientGoneError:
+            status = 499
+        except Exception as error:
+            status = 500
+            self._service.port.trace.event("request.broken", endpoint=self._name, error=repr(error))
+            if started:
+                raise
+            message = "the server met an unexpected error; it is in the gateway's trace"
+            await refuse(send, ApiError(500, message, kind="server_error", code="internal_error"))
+        self._service.metrics.answered(self._name, status)
+
+
+def application(service: Service) -> Starlette:
+    """The whole HTTP side of a gateway."""
+    pages = Pages(service)
+    routes: list[BaseRoute] = []
+    for path, method, name, handler in (
+        ("/v1/chat/completions", "POST", "chat", service.chat),
+        ("/v1/completions", "POST", "completions", service.completion),
+        ("/v1/models", "GET", "models", pages.models),
+        ("/v1/models/{model:path}", "GET", "models", pages.model),
+        ("/tokenize", "POST", "tokenize", pages.tokenize),
+        ("/detokenize", "POST", "detokenize", pages.detokenize),
+        ("/health", "GET", "health", pages.health),
+        ("/version", "GET", "version", pages.version),
+        ("/metrics", "GET", "metrics", pages.metrics),
+    ):
+        routes.append(Route(path, Endpoint(service, name, handler), methods=[method]))
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+
+class Pages:
+    """The endpoints that generate nothing."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._created = int(time.time())
+
+    async def models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/v1/models``."""
+        del receive
+        model = self._known(scope)
+        await respond(send, 200, msgspec.json.encode(ModelList(data=[self._card(model)])))
+
+    async def model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/v1/models/NAME``."""
+        del receive
+        model = self._known(scope)
+        check_model(scope["path_params"]["model"], model.limits)
+        await respond(send, 200, msgspec.json.encode(self._card(model)))
+
+    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/tokenize``."""
+        model = self._known(scope)
+        request = self._service.decoder.decode(await self._service.body(scope, receive), TokenizeRequest)
+        check_tokenize(request, model.limits)
+        text = model.text
+        messages, prompt = request.messages, request.prompt
+
+        def encode() -> list[int]:
+            if messages is None:
+                return text.encode(prompt or "", add_special_tokens=request.add_special_tokens is not False)
+            generate = request.add_generation_prompt is not False
+            rendered = text.render(messages, add_generation_prompt=generate, kwargs=request.chat_template_kwargs)
+            return text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
+
+        ids = await self._service.work(1 << 30 if messages else len(prompt or ""), encode)
+        strings = [text.pieces.bytes_of(each).decode(errors="replace") for each in ids]
+        answer = Tokenized(
+            tokens=ids,
+            count=len(ids),
+            max_model_len=model.limits.context,
+            token_strs=strings if request.return_token_strs else None,
+        )
+        await respond(send, 200, msgspec.json.encode(answer))
+
+    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/detokenize``."""
+        model = self._known(scope)
+        request = self._service.decoder.decode(await self._service.body(scope, receive), DetokenizeRequest)
+        check_detokenize(request, model.limits)
+        skip = request.skip_special_tokens is True
+        text = await self._service.work(
+            len(request.tokens), lambda: model.text.decode(request.tokens, skip_special_tokens=skip)
+        )
+        await respond(send, 200, msgspec.json.encode(Detokenized(prompt=text)))
+
+    async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/health``: 200 while requests may come, else 503 and why. It waits for nothing."""
+        del scope, receive
+        service = self._service
+        well = service.serving and service.model is not None
+        answer = Healthy(status="ok" if well else "unavailable", reason="" if well else service.reason)
+        await respond(send, 200 if well else 503, msgspec.json.encode(answer))
+
+    async def version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/version``."""
+        del scope, receive
+        await respond(send, 200, msgspec.json.encode(Version(version=__version__)))
+
+    async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/metrics``."""
+        del scope, receive
+        await respond(send, 200, self._service.metrics.text(), CONTENT_TYPE.encode())
+
+    def _known(self, scope: Scope) -> Model:
+        """The model, for a caller who may ask. Raises ``ApiError`` (401, 503)."""
+        self._service.keys.check(header(scope, b"authorization"))
+        return self._service.loaded()
+
+    def _card(self, model: Model) -> ModelCard:
+        return ModelCard(id=model.limits.model, created=self._created, max_model_len=model.limits.context)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """No such route, or another method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:MAX_NAMED]
+    if error.status_code == 405:
+        message = f"{request.method} is not allowed on {path}"
+        refusal = ApiError(405, message, code="method_not_allowed")
+    else:
+        message = f"there is nothing at {request.method} {path}"
+        refusal = ApiError(error.status_code, message, kind="not_found_error", code="not_found")
+    return Response(refusal.body, refusal.status, error.headers, "application/json")

@@ -1,0 +1,103 @@
+"""HTTP at the outermost line: bodies read within bounds, answers and errors written, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from edgemesh.api.errors import ApiError, invalid
+
+BODY_S: Final = 60.0
+"""How long a client may take to send a body."""
+
+JSON: Final = b"application/json"
+
+
+class ClientGoneError(Exception):
+    """The client hung up before its answer was complete."""
+
+
+def header(scope: Scope, name: bytes) -> bytes:
+    """The first header of this (lower-case) name; empty if there is none."""
+    for key, value in scope["headers"]:
+        if key == name:
+            found: bytes = value
+            return found
+    return b""
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises ``ApiError`` (408, 413) and ``ClientGoneError``."""
+    stated = header(scope, b"content-length")
+    if stated.isdigit() and int(stated[:20]) > limit:
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _read(receive, limit)
+    except TimeoutError as error:
+        message = f"the body was not complete after {BODY_S:.0f} s"
+        raise ApiError(408, message, code="body_timeout") from error
+
+
+async def _read(receive: Receive, limit: int) -> bytes:
+    parts = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def respond(send: Send, status: int, body: bytes, kind: bytes = JSON, headers: tuple[bytes, ...] = ()) -> None:
+    """A whole answer; ``headers`` are names and values in turn."""
+    pairs = list(zip(headers[::2], headers[1::2], strict=True))
+    pairs += [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def refuse(send: Send, error: ApiError, headers: tuple[bytes, ...] = ()) -> None:
+    """An error's answer."""
+    if error.retry_after_s:
+        headers = (*headers, b"retry-after", b"%d" % error.retry_after_s)
+    if error.status == 401:
+        headers = (*headers, b"www-authenticate", b"Bearer")
+    if error.status in {408, 413}:
+        # The rest of the body is not read, so the connection cannot carry another request.
+        headers = (*headers, b"connection", b"close")
+    await respond(send, error.status, error.body, headers=headers)
+
+
+async def begin_events(send: Send, headers: tuple[bytes, ...]) -> None:
+    """The head of a stream of server-sent events."""
+    pairs = list(zip(headers[::2], headers[1::2], strict=True))
+    pairs += [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": pairs})
+
+
+def external_id(scope: Scope, given: str | None) -> str:
+    """The client's own name for its request ("" for none). Raises ``ApiError``."""
+    name = given or header(scope, b"x-request-id").decode("latin-1")
+    if len(name) > 128 or not name.isascii() or not name.isprintable():
+        param = "request_id" if given else "X-Request-Id"
+        message = f"`{param}` may have at most 128 printable ASCII characters"
+        raise invalid(message, param)
+    return name
+
+
+def _too_large(limit: int) -> ApiError:
+    message = f"the body is larger than {limit} bytes, the most that this server takes"
+    return ApiError(413, message, code="body_too_large")

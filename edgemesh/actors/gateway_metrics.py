@@ -1,0 +1,77 @@
+"""What ``/metrics`` says, in a registry of its own for each gateway process.
+
+Every sample has the label ``gateway``: processes that share the port are told apart by it, and a sum over it is the
+whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """Counts of one gateway."""
+
+    def __init__(self, gateway: str) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "edgemesh_requests",
+            "Answered HTTP requests.",
+            ["gateway", "endpoint", "status"],
+            registry=self.registry,
+        )
+        self._gateway = gateway
+        self._prompt = _counter("edgemesh_prompt_tokens", "Tokens of submitted prompts.", self.registry, gateway)
+        self._cached = _counter("edgemesh_cached_tokens", "Prompt tokens found cached.", self.registry, gateway)
+        self._generated = _counter("edgemesh_generated_tokens", "Tokens received.", self.registry, gateway)
+        self._aborted = _counter("edgemesh_aborted_requests", "Hung-up requests.", self.registry, gateway)
+        self._ttft = _histogram("edgemesh_ttft_seconds", "Arrival to first token.", self.registry, gateway)
+        self._e2e = _histogram("edgemesh_e2e_seconds", "Arrival to last token.", self.registry, gateway)
+
+    def watch(self, name: str, text: str, read: Callable[[], int]) -> None:
+        """Show a number that is read when asked for."""
+        gauge = Gauge(name, text, ["gateway"], registry=self.registry)
+        gauge.labels(self._gateway).set_function(read)
+
+    def answered(self, endpoint: str, status: int) -> None:
+        """An HTTP request got its status."""
+        self._requests.labels(self._gateway, endpoint, str(status)).inc()
+
+    def aborted(self) -> None:
+        """A client hung up."""
+        self._aborted.inc()
+
+    def prompt(self, tokens: int) -> None:
+        """A prompt was submitted."""
+        self._prompt.inc(tokens)
+
+    def generated(self, tokens: int) -> None:
+        """Tokens came from a group."""
+        self._generated.inc(tokens)
+
+    def ttft(self, nanoseconds: int) -> None:
+        """A stream's first token came this long after its request."""
+        self._ttft.observe(nanoseconds / 1e9)
+
+    def finished(self, nanoseconds: int, cached_tokens: int) -> None:
+        """A stream ended this long after its request."""
+        self._e2e.observe(nanoseconds / 1e9)
+        self._cached.inc(cached_tokens)
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self.registry)
+
+
+def _counter(name: str, text: str, registry: CollectorRegistry, gateway: str) -> Counter:
+    return Counter(name, text, ["gateway"], registry=registry).labels(gateway)
+
+
+def _histogram(name: str, text: str, registry: CollectorRegistry, gateway: str) -> Histogram:
+    return Histogram(name, text, ["gateway"], registry=registry, buckets=SECONDS).labels(gateway)

@@ -1,0 +1,289 @@
+"""One gateway's state, and the way of one request through it: checked, tokenised, submitted, answered."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import anyio.to_thread
+import msgspec
+from anyio import CapacityLimiter
+from starlette.types import Receive, Scope, Send
+
+from edgemesh.actors.gateway_answer import Answer
+from edgemesh.actors.gateway_http import ClientGoneError, external_id, header, read_body, respond
+from edgemesh.actors.gateway_keys import ApiKeys
+from edgemesh.actors.gateway_metrics import Metrics
+from edgemesh.actors.gateway_streams import Flight, Sender, Stream, Streams
+from edgemesh.api.check import Prompt, check_chat, check_completion
+from edgemesh.api.decode import BodyDecoder
+from edgemesh.api.errors import ApiError, too_busy, unavailable
+from edgemesh.api.forms import ChatForm, CompletionForm, Form
+from edgemesh.api.limits import Limits
+from edgemesh.api.openai import ChatMessage, ChatRequest, CompletionRequest, Request
+from edgemesh.api.resolve import Job, resolve_chat, resolve_completion
+from edgemesh.api.stream import TextStream
+from edgemesh.api.text import ModelText
+from edgemesh.runtime.clock import monotonic_ns, wall_ns
+
+INLINE_CHARS: Final = 4096
+"""Longer texts are tokenised in a worker thread: the tokenizer lets go of the interpreter's lock."""
+
+WORKERS: Final = 4
+SLOW_CLIENT_NS: Final = 30_000_000_000
+
+T = TypeVar("T")
+Prepared = tuple[Request, Job, Form]
+
+
+class Model(msgspec.Struct, frozen=True):
+    """What is served, once it is known."""
+
+    text: ModelText
+    limits: Limits
+
+
+Prepare = Callable[[Model, str, Scope, bytes], Awaitable[Prepared]]
+
+
+class Service:
+    """Everything that requests share in one gateway process."""
+
+    def __init__(
+        self,
+        port: Sender,
+        *,
+        index: int,
+        metrics: Metrics,
+        keys: ApiKeys,
+        max_body: int,
+        max_streams: int,
+        patience_s: float,
+    ) -> None:
+        self.port = port
+        self.metrics = metrics
+        self.streams = Streams(port, index, metrics)
+        self.keys = keys
+        self.decoder = BodyDecoder()
+        self.model: Model | None = None
+        self.serving = False
+        self.reason = "starting"
+        self._patience_ns = min(SLOW_CLIENT_NS, int(patience_s * 1e9))
+        self.answering: dict[asyncio.Task[object], Answer] = {}
+        self._max_body = max_body
+        self._max_streams = max_streams
+        self._requests = 0
+        self._workers = CapacityLimiter(WORKERS)
+        metrics.watch("edgemesh_open_requests", "Requests being answered.", lambda: self._requests)
+        metrics.watch("edgemesh_open_streams", "Choices being answered.", lambda: len(self.streams))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is open."""
+        return self._requests == 0
+
+    def loaded(self) -> Model:
+        """The model, if it is known yet. Raises ``ApiError`` (503)."""
+        if self.model is None:
+            raise self._not_now()
+        return self.model
+
+    def ready(self) -> Model:
+        """The model, if requests may come now. Raises ``ApiError`` (503)."""
+        if not self.serving:
+            raise self._not_now()
+        return self.loaded()
+
+    def _not_now(self) -> ApiError:
+        return unavailable(f"this server does not take requests now: {self.reason}")
+
+    async def body(self, scope: Scope, receive: Receive) -> bytes:
+        """A request's body."""
+        return await read_body(scope, receive, self._max_body)
+
+    async def work(self, size: int, call: Callable[[], T]) -> T:
+        """Run ``call`` here if the text it reads is short, else in a worker thread."""
+        if size <= INLINE_CHARS:
+            return call()
+        return await anyio.to_thread.run_sync(call, limiter=self._workers)
+
+    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/v1/chat/completions``."""
+        await self._generate(scope, receive, send, "chatcmpl-", self._prepare_chat)
+
+    async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/v1/completions``."""
+        await self._generate(scope, receive, send, "cmpl-", self._prepare_completion)
+
+    async def _generate(self, scope: Scope, receive: Receive, send: Send, prefix: str, prepare: Prepare) -> None:
+        started = monotonic_ns()
+        caller = self.keys.check(header(scope, b"authorization"))
+        model = self.ready()
+        if self._requests >= self._max_streams:
+            raise _full(self._max_streams)
+        name = prefix + uuid.uuid4().hex
+        self._requests += 1
+        try:
+            body = await self.body(scope, receive)
+            request, job, form = await prepare(model, name, scope, body)
+            if job.key != caller and caller:
+                job = msgspec.structs.replace(job, key=caller)
+            flight = self._flight(name, job, model, started)
+            outer = external_id(scope, request.request_id) or name
+            await self._answer(flight, form, model, receive, send, (b"x-request-id", outer.encode()))
+        except ClientGoneError:
+            self.metrics.aborted()
+            self.port.trace.event("request.aborted", request=name)
+        except ApiError as error:
+            self._failed(name, error)
+            raise
+        finally:
+            self._requests -= 1
+
+    async def _prepare_chat(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
+        request = self.decoder.decode(body, ChatRequest)
+        self._received(name, "chat", scope, request)
+        check_chat(request, model.limits)
+        size = sum(_length(message) for message in request.messages)
+        start = monotonic_ns()
+        ids = await self.work(size, lambda: _render(model.text, request))
+        self._tokenised(name, len(ids), start)
+        job = resolve_chat(request, ids, model.limits, secrets.randbits(63))
+        return request, job, ChatForm(model.text.pieces)
+
+    async def _prepare_completion(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
+        request = self.decoder.decode(body, CompletionRequest)
+        self._received(name, "completions", scope, request)
+        prompts = check_completion(request, model.limits)
+        size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        special = request.add_special_tokens is not False
+        start = monotonic_ns()
+        ids = await self.work(size, lambda: [_encode(model.text, prompt, special=special) for prompt in prompts])
+        self._tokenised(name, sum(map(len, ids)), start)
+        job = resolve_completion(request, ids, model.limits, secrets.randbits(63))
+        echoes = [_echo(model.text, prompt) for prompt in prompts] if request.echo else []
+        return request, job, CompletionForm(model.text.pieces, echoes)
+
+    def _flight(self, name: str, job: Job, model: Model, started: int) -> Flight:
+        if len(self.streams) + len(job.choices) > self._max_streams:
+            raise _full(self._max_streams)
+        flight = Flight(name, job, started)
+        for choice in job.choices:
+            text = TextStream(
+                model.text.pieces,
+                job.stops,
+                skip_special=job.skip_special_tokens,
+                min_tokens=choice.sampling.min_tokens,
+            )
+            wire = f"{name}/{choice.index}" if choice.index else name
+            flight.streams.append(Stream(flight, wire, choice, text))
+        return flight
+
+    async def _answer(
+        self, flight: Flight, form: Form, model: Model, receive: Receive, send: Send, headers: tuple[bytes, ...]
+    ) -> None:
+        """Submit a flight and answer its client; whatever happens, nothing of it stays behind."""
+        head = form.head(flight.id, wall_ns() // 1_000_000_000, model.limits.model)
+        answer = Answer(flight, self.streams, form, head)
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.create_task(_watch(receive, flight))
+        self.answering[task] = answer
+        try:
+            self.streams.submit(flight)
+            self.metrics.prompt(flight.job.prompt_tokens)
+            await answer.admitted()
+            failure = None
+            if flight.job.stream:
+                failure = await answer.events(send, headers)
+            else:
+                await respond(send, 200, await answer.whole(), headers=headers)
+            if failure is None:
+                self._finished(flight, answer)
+            else:
+                self._failed(flight.id, failure)
+        except asyncio.CancelledError:
+            # A client that did not read in time; the server itself only ends after its streams have.
+            self.port.trace.event("request.aborted", request=flight.id)
+            raise
+        finally:
+            del self.answering[task]
+            watch.cancel()
+            for stream in flight.streams:
+                self.streams.close(stream)
+
+    def drop_slow_clients(self) -> None:
+        """Cancel the answers whose client has not read for too long."""
+        now = monotonic_ns()
+        for task, answer in self.answering.items():
+            if answer.blocked_since_ns and now - answer.blocked_since_ns > self._patience_ns:
+                task.cancel()
+
+    def _received(self, name: str, endpoint: str, scope: Scope, request: Request) -> None:
+        outer = external_id(scope, request.request_id)
+        extra = {"external": outer} if outer else {}
+        stream = bool(request.stream)
+        self.port.trace.event("request.received", request=name, endpoint=endpoint, stream=stream, **extra)
+
+    def _tokenised(self, name: str, tokens: int, start: int) -> None:
+        ns = monotonic_ns() - start
+        self.port.trace.event("request.tokenised", request=name, prompt_tokens=tokens, ns=ns)
+
+    def _failed(self, name: str, error: ApiError) -> None:
+        status, detail = error.status, error.detail
+        self.port.trace.event("request.failed", request=name, status=status, code=detail.code, reason=detail.message)
+
+    def _finished(self, flight: Flight, answer: Answer) -> None:
+        now = monotonic_ns()
+        sent = sum(stream.text.tokens for stream in flight.streams)
+        self.port.trace.event("request.sent", request=flight.id, tokens=sent, ns=answer.work_ns)
+        for stream in flight.streams:
+            self.metrics.finished(now - flight.started_ns, stream.cached_tokens)
+            self.port.trace.event(
+                "request.finished",
+                request=stream.id,
+                finish=answer.reasons[stream.id],
+                prompt_tokens=stream.prompt_tokens,
+                output_tokens=stream.text.tokens,
+                ttft_ns=max(0, stream.first_ns - flight.started_ns),
+                e2e_ns=now - flight.started_ns,
+                group=stream.group,
+            )
+
+
+async def _watch(receive: Receive, flight: Flight) -> None:
+    """Tell the flight when its client hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    flight.hang_up()
+
+
+def _full(limit: int) -> ApiError:
+    return too_busy(f"this server answers {limit} requests already, the most that it takes at once", 1)
+
+
+def _length(message: ChatMessage) -> int:
+    content = message.content
+    if isinstance(content, list):
+        return sum(len(part.text) for part in content)
+    return len(content or "")
+
+
+def _render(text: ModelText, request: ChatRequest) -> list[int]:
+    rendered = text.render(
+        request.messages,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        kwargs=request.chat_template_kwargs,
+    )
+    return text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
+
+
+def _encode(text: ModelText, prompt: Prompt, *, special: bool) -> list[int]:
+    return text.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+
+
+def _echo(text: ModelText, prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else text.decode(prompt, skip_special_tokens=True)

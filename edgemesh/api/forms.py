@@ -1,0 +1,128 @@
+"""The two forms of an answer, chat and completion: the same text in different bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from edgemesh.api.detokenize import Pieces
+from edgemesh.api.logprobs import chat_logprobs, completion_logprobs
+from edgemesh.api.replies import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Usage,
+)
+from edgemesh.api.sse import ChatChunks, Chunks, CompletionChunks, Head
+from edgemesh.wire.messages import Logprob
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One choice of a whole answer; ``logprobs`` is None where none were asked for."""
+
+    index: int
+    text: str
+    finish_reason: str
+    logprobs: Sequence[Logprob] | None
+
+
+class Form(Protocol):
+    """How one endpoint's answers look."""
+
+    def head(self, name: str, created: int, model: str) -> Head:
+        """What each chunk of a stream begins with."""
+
+    def chunks(self, head: Head, index: int, *, include_usage: bool) -> Chunks:
+        """The events of one choice."""
+
+    def opening(self, prompt: int) -> str:
+        """Text before a choice's own: the prompt, where it is echoed."""
+
+    def logprobs(self, entries: Sequence[Logprob], offset: int) -> ChatLogprobs | CompletionLogprobs:
+        """Log-probabilities of text that begins at character ``offset``."""
+
+    def reply(self, head: Head, parts: Sequence[Part], usage: Usage) -> bytes:
+        """The body of a whole answer."""
+
+
+class ChatForm:
+    """``/v1/chat/completions``."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+
+    def head(self, name: str, created: int, model: str) -> Head:
+        """What each chunk begins with."""
+        return Head(name, "chat.completion.chunk", created, model)
+
+    def chunks(self, head: Head, index: int, *, include_usage: bool) -> Chunks:
+        """The events of one choice."""
+        return ChatChunks(head, index, include_usage=include_usage)
+
+    def opening(self, prompt: int) -> str:
+        """A chat echoes nothing."""
+        del prompt
+        return ""
+
+    def logprobs(self, entries: Sequence[Logprob], offset: int) -> ChatLogprobs:
+        """Log-probabilities in the chat form, which has no offsets."""
+        del offset
+        return chat_logprobs(entries, self._pieces)
+
+    def reply(self, head: Head, parts: Sequence[Part], usage: Usage) -> bytes:
+        """The whole answer."""
+        choices = [
+            ChatChoice(
+                index=part.index,
+                message=AssistantMessage(content=part.text),
+                logprobs=None if part.logprobs is None else self.logprobs(part.logprobs, 0),
+                finish_reason=part.finish_reason,
+            )
+            for part in parts
+        ]
+        answer = ChatCompletion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
+        return msgspec.json.encode(answer)
+
+
+class CompletionForm:
+    """``/v1/completions``; ``echoes`` are the prompts' texts where they are echoed."""
+
+    def __init__(self, pieces: Pieces, echoes: Sequence[str] = ()) -> None:
+        self._pieces = pieces
+        self._echoes = echoes
+
+    def head(self, name: str, created: int, model: str) -> Head:
+        """What each chunk begins with."""
+        return Head(name, "text_completion", created, model)
+
+    def chunks(self, head: Head, index: int, *, include_usage: bool) -> Chunks:
+        """The events of one choice."""
+        return CompletionChunks(head, index, include_usage=include_usage)
+
+    def opening(self, prompt: int) -> str:
+        """The echoed prompt."""
+        return self._echoes[prompt] if self._echoes else ""
+
+    def logprobs(self, entries: Sequence[Logprob], offset: int) -> CompletionLogprobs:
+        """Log-probabilities in the completion form."""
+        return completion_logprobs(entries, self._pieces, offset)
+
+    def reply(self, head: Head, parts: Sequence[Part], usage: Usage) -> bytes:
+        """The whole answer."""
+        choices = [
+            CompletionChoice(
+                index=part.index,
+                text=part.text,
+                logprobs=None if part.logprobs is None else self.logprobs(part.logprobs, 0),
+                finish_reason=part.finish_reason,
+            )
+            for part in parts
+        ]
+        answer = Completion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
+        return msgspec.json.encode(answer)
