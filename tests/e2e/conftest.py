@@ -1,0 +1,116 @@
+"""Real meshes with a real model, each started at most once a session, and looked for leftovers when it has ended."""
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgemesh.bench.launch import Launched
+
+START_S = 180.0
+MODEL = "smollm2-135m"
+
+SHAPES = {
+    "tp1": {"mesh.tp": 1, "mesh.dp": 1},
+    "tp2": {"mesh.tp": 2, "mesh.dp": 1},
+    "plain-dp2": {"mesh.tp": 1, "mesh.dp": 2, "mesh.attn_tp": 1},
+    "tp2-dp2": {"mesh.tp": 2, "mesh.dp": 2},
+    "tp4-dp2": {"mesh.tp": 4, "mesh.dp": 2},
+    "tp8-dp2": {"mesh.tp": 8, "mesh.dp": 2},
+}
+COMMON = {
+    "model.dtype": "float32",
+    "engine.threads": 1,
+    "engine.kv_pages": 384,
+    "prefill.chunk_tokens": 96,
+    "decode.slots": 64,
+    "supervisor.start_deadline_s": START_S,
+}
+
+
+def overrides_of(shape, *, split, **overrides):
+    own = {key.replace("__", "."): value for key, value in overrides.items()}
+    return COMMON | SHAPES[shape] | {"mesh.name": "e2e", "mesh.split": split} | own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pulled():
+    """The demo model lies in the user's cache, as `make test` leaves it there."""
+    command = [str(Path(sys.executable).with_name("edgemesh")), "pull", MODEL]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@contextlib.contextmanager
+def running(shape, *, split=True, **overrides):
+    """A mesh that serves; ended by SIGTERM if it still runs, and checked for leftovers."""
+    launched = Launched("demo", overrides_of(shape, split=split, **overrides))
+    try:
+        launched.wait_healthy(START_S)
+        yield launched
+        code = launched.stop()
+        assert code == 0, launched.tell(f"ended with {code}")
+        assert launched.leftovers() == [], launched.tell("left something behind")
+    finally:
+        launched.close()
+
+
+@pytest.fixture(scope="session")
+def mesh(pulled):
+    """``mesh(shape, split=..., **overrides)``: that mesh, running. Another one stops it: two would not fit the cores."""
+    held = {}
+    with contextlib.ExitStack() as stack:
+
+        def get(shape, *, split=True, **overrides):
+            key = (shape, split, *sorted(overrides.items()))
+            if held.get("key") != key:
+                held.clear()
+                stack.pop_all().close()
+                held["mesh"] = stack.enter_context(running(shape, split=split, **overrides))
+                held["key"] = key
+            return held["mesh"]
+
+        yield get
+
+
+@pytest.fixture
+def served(request, mesh):
+    """The running mesh that the parameter names: ``"tp2-dp2 split"``."""
+    shape, planes = request.param.split()
+    return mesh(shape, split={"split": True, "unified": False}[planes])
+
+
+@pytest.fixture
+def fresh(pulled):
+    """``fresh(shape, ...)``: a mesh of this test alone, for tests that end it; the test checks how it ended."""
+    with contextlib.ExitStack() as stack:
+
+        def get(shape, *, split=True, healthy=True, **overrides):
+            launched = Launched("demo", overrides_of(shape, split=split, **overrides))
+            stack.callback(launched.close)
+            if healthy:
+                launched.wait_healthy(START_S)
+            return launched
+
+        yield get
+
+
+def pytest_runtest_makereport(item, call):
+    """A failure shows the ends of the mesh's logs and traces."""
+    if call.when == "call" and call.excinfo is not None:
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, Launched):
+                item.add_report_section("call", "mesh", value.tell("the mesh of this test"))
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that end their mesh come first, then those that share one, mesh by mesh, so that each starts once."""
+    here = Path(__file__).parent
+    mine = [item for item in items if here in item.path.parents]
+    others = [item for item in items if here not in item.path.parents]
+    for item in mine:
+        item.add_marker(pytest.mark.e2e)
+    mine.sort(key=lambda item: item.callspec.params.get("served", "") if hasattr(item, "callspec") else "")
+    items[:] = others + mine

@@ -1,0 +1,68 @@
+"""What `transformers` says on the same weights: greedy tokens in float32, each prompt on its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OUTPUT = 64
+
+TEXTS = (
+    "Once upon a time",
+    "The three most important inventions of the nineteenth century were",
+    "Question: Why is the sky blue during the day, and red when the sun sets?\nAnswer: The sky is blue because",
+    """Notes of the meeting on Tuesday.
+Present: Anna, Boris, Chen and Dora. Boris said that the bridge over the river could be finished in May if the steel came in
+March, and in August if it did not. Chen asked who had ordered the steel. Nobody knew. Anna will call the mill tomorrow, and
+Dora will look for the letter. The next meeting is in a week, at the same time, in the room on the second floor.
+Summary in one sentence:""",
+    """The harbour had been quiet since the storm. Boats lay on their sides along the wall, ropes hung in knots from
+the posts, and nobody had yet come to sort the nets that the sea had thrown over the steps of the old customs house.
+Mara walked along the edge with her lantern, counting. Eleven boats, where there had been fourteen. She wrote the number on
+the back of her hand, because paper would not have stayed dry, and went on to the lighthouse. The door was open. Inside, the
+stairs were wet up to the third turn, and on the third turn sat the keeper, with a cup of tea that had gone cold hours
+ago and a book that he was not reading. "You took your time," he said, and moved the cup so that she could sit down. "Three are
+missing," she said. "I know," he said. "I counted their lights going out, one after the other, and I could do nothing but""",
+)
+
+
+class Case(NamedTuple):
+    """One prompt and the only right continuation; ``margin`` is its closest call between two tokens, in logits."""
+
+    text: str
+    ids: list[int]
+    output: list[int]
+    said: str
+    margin: float
+
+
+def compute(gguf) -> list[Case]:
+    """All five cases; takes about half a minute on one core."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    return [_case(text, tokenizer, model) for text in TEXTS]
+
+
+def _case(text, tokenizer, model) -> Case:
+    import torch
+
+    prompt = tokenizer(text, return_tensors="pt")
+    with torch.inference_mode():
+        found = model.generate(
+            **prompt,
+            do_sample=False,
+            max_new_tokens=OUTPUT,
+            min_new_tokens=OUTPUT,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    output = found.sequences[0, prompt.input_ids.shape[1] :].tolist()
+    best = torch.stack(found.logits)[:, 0].topk(2).values
+    margin = float((best[:, 0] - best[:, 1]).min())
+    return Case(text, prompt.input_ids[0].tolist(), output, tokenizer.decode(output, skip_special_tokens=True), margin)

@@ -1,0 +1,154 @@
+"""How a mesh starts and ends: drained, stopped, killed, or with a rank that dies, stops or hangs; nothing is left."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import httpx
+import pytest
+
+from edgemesh.bench.launch import COMMAND
+
+LONG = {"model": "smollm2-135m", "prompt": "A long story:", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+
+
+class Stream:
+    """One streamed request in a thread of its own: every event it got, and how it ended."""
+
+    def __init__(self, launched, **fields):
+        self.events, self.failure, self.status = [], None, 0
+        self._body = LONG | {"stream": True} | fields
+        self._url = f"{launched.url}/v1/completions"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
+                self.status = response.status_code
+                if self.status != 200:
+                    response.read()
+                    self.events.append(response.text)
+                    return
+                self.events.extend(line[6:] for line in response.iter_lines() if line.startswith("data: "))
+        except httpx.HTTPError as error:
+            self.failure = error
+
+    def wait_first(self, deadline_s=60):
+        due = time.monotonic() + deadline_s
+        while not self.events:
+            assert time.monotonic() < due, "no event came"
+            time.sleep(0.01)
+        return self
+
+    def join(self, deadline_s=60):
+        self._thread.join(deadline_s)
+        assert not self._thread.is_alive(), "the stream did not end"
+        return self
+
+    @property
+    def errors(self):
+        return [
+            json.loads(event)["error"]
+            for event in self.events
+            if event.startswith("{") and "error" in json.loads(event)
+        ]
+
+
+def wait_for(condition, deadline_s, launched, what):
+    due = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < due, launched.tell(what)
+        time.sleep(0.01)
+    return found
+
+
+def events_of(launched, actor):
+    path = launched.traces / f"{actor}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_sigterm_drains(fresh):
+    launched = fresh("tp1", split=False)
+    running = Stream(launched, max_tokens=64).wait_first()
+    launched.signal(signal.SIGTERM)
+    wait_for(lambda: launched.health()[0] == 503, 5, launched, "health does not say that it drains")
+    late = Stream(launched).join(10)
+    assert late.status in {0, 503}
+    running.join()
+    assert running.failure is None
+    assert running.events[-1] == "[DONE]"
+    assert not running.errors
+    assert launched.wait(30) == 0, launched.tell("the exit code of a drained mesh is 0")
+    assert launched.leftovers() == []
+
+
+def test_a_second_sigterm_stops_now(fresh):
+    launched = fresh("tp1", split=True)
+    running = Stream(launched, max_tokens=2000).wait_first()
+    launched.signal(signal.SIGTERM)
+    wait_for(lambda: launched.health()[0] == 503, 5, launched, "health does not say that it drains")
+    launched.signal(signal.SIGTERM)
+    start = time.monotonic()
+    launched.wait(10)
+    assert time.monotonic() - start < 5
+    running.join(10)
+    assert launched.leftovers() == []
+
+
+def test_kill_9_of_the_supervisor_leaves_nothing(fresh):
+    launched = fresh("tp2-dp2", split=False)
+    Stream(launched).wait_first()
+    assert len(launched.pids()) > 5
+    launched.signal(signal.SIGKILL)
+    launched.wait(10)
+    assert launched.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_that_ends_or_stops_is_named_within_a_second(fresh, number):
+    launched = fresh("tp2-dp2", split=True, supervisor__drain_s=3)
+    running = Stream(launched).wait_first()
+    rank = "rank-1.decode"
+    at = time.time_ns()
+    os.kill(launched.actors()[rank], number)
+    status, why = wait_for(
+        lambda: (found := launched.health())[0] != 200 and found, 3, launched, "health does not say that a rank is gone"
+    )
+    known = time.time_ns()
+    if status:  # the mesh may have ended already, which its log then explains
+        assert status == 503
+        assert rank in why
+    running.join(20)
+    assert running.errors, f"the running request's stream has no error: {running.events[-3:]} {running.failure}"
+    assert launched.wait(30) != 0
+    wanted = "actor.exited" if number == signal.SIGKILL else "actor.stopped"
+    named = [
+        each for each in events_of(launched, "supervisor-0") if each["event"] == wanted and each.get("name") == rank
+    ]
+    assert named, launched.tell(f"no {wanted} of {rank}")
+    assert named[0]["ts"] - at < 1_000_000_000
+    assert known - at < 1_500_000_000
+    assert rank in launched.log.read_text()
+    assert launched.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("actors", [1, 5])
+def test_an_end_while_starting_leaves_nothing(fresh, number, actors):
+    launched = fresh("tp2-dp2", split=False, healthy=False)
+    wait_for(lambda: len(launched.actors()) >= actors, 30, launched, f"fewer than {actors} actors")
+    launched.signal(number)
+    launched.wait(20)
+    assert launched.leftovers() == []
+
+
+def test_a_start_that_cannot_be_says_why_and_ends(tmp_path):
+    command = [COMMAND, "start", "--topology", "demo", "--set", "mesh.tp=3", "--set", "mesh.dp=2"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode not in {0, 1} or "Traceback" not in result.stderr
+    assert result.returncode != 0
+    assert "mesh.tp" in result.stdout + result.stderr
