@@ -83,7 +83,7 @@ class Answer:
             for stream in flight.streams
         }
         await begin_events(send, headers)
-        out = []
+        out: list[bytes] = []
         for stream in flight.streams:
             opening = self._form.opening(stream.choice.prompt)
             out += (made[stream.id].first(), made[stream.id].text(opening) if opening else b"")
