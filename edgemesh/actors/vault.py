@@ -4,6 +4,7 @@ Loading and lending have threads of their own, so that the loop goes on answerin
 leases again and gets the very same bytes.
 """
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -121,6 +122,9 @@ class Loader(threading.Thread):
     def _load(self) -> tuple[Store, Capacity]:
         topology = self._mesh.topology
         directory = locate(topology.model.path)
+        with contextlib.suppress(FileExistsError):
+            # The gateways of this host read the tokenizer there.
+            (Path(self._mesh.run_dir) / "model").symlink_to(directory)
         if topology.engine.kind == "null":
             store = Store(self._mesh, self._host, read_shape(directory / "config.json", topology.model.dtype))
         else:
