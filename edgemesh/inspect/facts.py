@@ -8,6 +8,9 @@ import msgspec
 class Category(enum.StrEnum):
     """Where a nanosecond of a request went, in the order in which a request meets them."""
 
+    RECEIVE = "receive"
+    """Gateway: the body is read and decoded."""
+
     TOKENISE = "tokenise"
     """Gateway: validated, template rendered, tokenised."""
 

@@ -1,7 +1,8 @@
 """Questions to a loaded trace: which requests, which ticks, and everything that one request met."""
 
 import difflib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import duckdb
@@ -16,21 +17,31 @@ MAX_REQUESTS: Final = 1000
 
 _NEAREST: Final = 5
 
+_SHARED: Final = ("request.received", "request.tokenised", "request.sent", "request.failed", "request.aborted")
+"""What a gateway says once for all choices of a request, under the id of the first."""
+
 _RANKING: Final = """
 WITH life AS (
-    SELECT request, min(at_ns) AS start, max(at_ns) AS seen, max("group") AS "group",
+    SELECT request, regexp_replace(request, '/[0-9]+$', '') AS parent, min(at_ns) AS start, max("group") AS "group",
+        max(e2e_ns) FILTER (event = 'request.finished') AS e2e_ns,
         min(at_ns) FILTER (actor LIKE 'gateway-%'
             AND event IN ('request.finished', 'request.failed', 'request.aborted')) AS ended
     FROM events WHERE request IS NOT NULL GROUP BY request
+), lives AS (
+    SELECT life.request, life."group", coalesce(life.ended, whole.ended) AS ended,
+        coalesce(life.e2e_ns, coalesce(life.ended, whole.ended, now) - least(life.start, whole.start)) AS e2e_ns
+    FROM life LEFT JOIN life AS whole ON whole.request = life.parent, (SELECT max(at_ns) AS now FROM events)
 )
-SELECT request FROM life, (SELECT max(at_ns) AS now FROM events)
+SELECT request FROM lives
 WHERE ($group IS NULL OR "group" = $group) AND (NOT $running OR ended IS NULL)
-ORDER BY coalesce(ended, now) - start DESC, request LIMIT $limit
+ORDER BY e2e_ns DESC, request LIMIT $limit
 """
 
 _EVENTS: Final = """
 SELECT request, at_ns, actor, event, coalesce(epoch, 0), "group", tick, record
-FROM events WHERE list_contains($requests, request) ORDER BY at_ns, seq
+FROM events
+WHERE list_contains($requests, request) OR (list_contains($parents, request) AND list_contains($shared, event))
+ORDER BY at_ns, seq
 """
 
 _TICKS: Final = """
@@ -48,6 +59,12 @@ LEFT JOIN (
 WHERE coalesce(t.done, t.plan, t.arrive) >= $start AND coalesce(t.arrive, t.plan, t.done) <= $end
     AND (t.arrive IS NOT NULL OR t.plan IS NOT NULL)
 ORDER BY coalesce(t.plan, t.arrive), t."group"
+"""
+
+
+_OUTER_IDS: Final = """
+SELECT record->>'$.external', request FROM events
+WHERE event = 'request.received' AND request IS NOT NULL AND record->>'$.external' IS NOT NULL ORDER BY seq
 """
 
 
@@ -86,12 +103,17 @@ def request_ids(trace: duckdb.DuckDBPyConnection) -> list[str]:
 
 
 def find_request(trace: duckdb.DuckDBPyConnection, wanted: str) -> str:
-    """The one request with this id, or whose id begins so; ``TraceError`` names the candidates otherwise."""
+    """The one request with this id, or whose id begins so; a client's own id (``external``) is as good.
+
+    Raises ``TraceError``, which names the candidates or the nearest ids, if there is not exactly one.
+    """
     known = request_ids(trace)
-    if wanted in known:
-        return wanted
-    begun = [request for request in known if request.startswith(wanted)]
-    if len(begun) == 1:
+    names: dict[str, str] = {request: request for request in known}
+    names |= {outer: request for outer, request in trace.execute(_OUTER_IDS).fetchall() if outer not in names}
+    if wanted in names:
+        return names[wanted]
+    begun = sorted({names[name] for name in names if name.startswith(wanted)})
+    if begun and len({parent(request) for request in begun}) == 1:
         return begun[0]
     if begun:
         message = f"{len(begun)} requests begin with {wanted!r}: {_some(begun)}. Give more of the id."
@@ -99,11 +121,17 @@ def find_request(trace: duckdb.DuckDBPyConnection, wanted: str) -> str:
     if not known:
         message = f"The trace holds no request yet, so none is {wanted!r}. Send one to the mesh and look again."
         raise TraceError(message)
-    near = difflib.get_close_matches(wanted, known, n=_NEAREST, cutoff=0.3) or known[-_NEAREST:]
+    near = difflib.get_close_matches(wanted, names, n=_NEAREST, cutoff=0.3) or known[-_NEAREST:]
     message = (
         f"No request {wanted!r} in this trace; the nearest ids are {_some(near)}. `edgemesh trace requests` lists all."
     )
     raise TraceError(message)
+
+
+def parent(request: str) -> str:
+    """The id under which the gateway speaks of all choices of a request: ``ID`` for ``ID/1``."""
+    base, _, choice = request.rpartition("/")
+    return base if base and choice.isascii() and choice.isdigit() else request
 
 
 def _some(ids: Sequence[str]) -> str:
@@ -124,21 +152,23 @@ def timelines(trace: duckdb.DuckDBPyConnection, requests: Sequence[str]) -> list
     """The timelines of these requests, in the order asked for."""
     if not requests:
         return []
-    events: dict[str, list[Event]] = {request: [] for request in requests}
-    for request, event in _events(trace, requests):
-        events[request].append(event)
+    named: dict[str, list[Event]] = defaultdict(list)
+    parents = sorted({parent(request) for request in requests} - set(requests))
+    shared = {"requests": list(requests), "parents": parents, "shared": list(_SHARED)}
+    for request, at, actor, event, epoch, group, tick, record in trace.execute(_EVENTS, shared).fetchall():
+        detail = msgspec.json.decode(record, type=dict[str, object])
+        named[request].append(Event(at, actor, event, epoch, group, tick, detail))
     now: int = _one(trace, "SELECT max(at_ns) FROM events")
-    every = [event for found in events.values() for event in found]
-    ticks = TickIndex(ticks_between(trace, min(event.at for event in every), now))
-    return [build(request, events[request], ticks, now) for request in requests]
+    start = min(event.at for found in named.values() for event in found)
+    ticks = TickIndex(ticks_between(trace, start, now))
+    return [build(request, [*_of_parent(request, named), *named[request]], ticks, now) for request in requests]
 
 
-def _events(trace: duckdb.DuckDBPyConnection, requests: Sequence[str]) -> list[tuple[str, Event]]:
-    rows = trace.execute(_EVENTS, {"requests": list(requests)}).fetchall()
-    return [
-        (request, Event(at, actor, event, epoch, group, tick, msgspec.json.decode(record, type=dict[str, object])))
-        for request, at, actor, event, epoch, group, tick, record in rows
-    ]
+def _of_parent(request: str, named: Mapping[str, Sequence[Event]]) -> list[Event]:
+    whole = parent(request)
+    if whole == request:
+        return []
+    return [event for event in named[whole] if event.role == "gateway" and event.event in _SHARED]
 
 
 def ticks_between(trace: duckdb.DuckDBPyConnection, start: int, end: int) -> list[Tick]:

@@ -21,6 +21,7 @@ from edgemesh.inspect.sql import Answer
 from edgemesh.inspect.timeline import RUNNING, reason
 
 STYLES: Final[dict[Category, str]] = {
+    Category.RECEIVE: "cyan",
     Category.TOKENISE: "cyan",
     Category.SUBMIT: "cyan",
     Category.ROUTE: "blue",

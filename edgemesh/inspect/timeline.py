@@ -29,6 +29,7 @@ _ENTERS: Final[dict[tuple[str, str], Category]] = {
     ("group", "request.joined"): Category.DECODE,
     ("group", "request.preempted"): Category.PREEMPTED,
     ("group", "request.finished"): Category.DELIVER,
+    ("group", "request.failed"): Category.DELIVER,
     ("group", "request.aborted"): Category.DELIVER,
 }
 _ENDS: Final = {
@@ -36,6 +37,9 @@ _ENDS: Final = {
     "request.failed": "failed",
     "request.aborted": "abort",
 }
+_LEAVES: Final = frozenset({"request.preempted", "request.finished", "request.failed", "request.aborted"})
+"""How a group's event takes a row out of the batch."""
+
 _WORST: Final = 3
 _first: Final = operator.itemgetter(0)
 
@@ -47,13 +51,13 @@ class TickIndex:
         self._naming: dict[str, list[Tick]] = defaultdict(list)
         self._rows: dict[int, list[Tick]] = defaultdict(list)
         self.groups: set[int] = set()
-        for tick in sorted(ticks, key=_begun):
+        for tick in sorted(ticks, key=begun_at):
             self.groups.add(tick.group)
             for request in tick.requests:
                 self._naming[request].append(tick)
             if tick.plane != "prefill" and not tick.idle:
                 self._rows[tick.group].append(tick)
-        self._starts = {group: [_begun(tick) for tick in rows] for group, rows in self._rows.items()}
+        self._starts = {group: [begun_at(tick) for tick in rows] for group, rows in self._rows.items()}
         # The latest end so far: nothing before the first place that reaches an instant touches it.
         self._ends = {
             group: list(itertools.accumulate((tick.done or _UNENDED for tick in rows), max))
@@ -74,7 +78,7 @@ class TickIndex:
 _UNENDED: Final = 1 << 63
 
 
-def _begun(tick: Tick) -> int:
+def begun_at(tick: Tick) -> int:
     """When the tick is first heard of."""
     return next((at for at in (tick.arrive, tick.plan, tick.done) if at is not None), 0)
 
@@ -89,8 +93,8 @@ def build(request: str, events: Iterable[Event], ticks: TickIndex, now: int | No
     if not ordered:
         message = f"no event names request {request!r}"
         raise ValueError(message)
-    start = ordered[0].at
     final = next((event for event in ordered if event.role == "gateway" and event.event in _ENDS), None)
+    start = _start(ordered[0].at, final)
     end = final.at if final else max(ordered[-1].at, now or 0)
     phases = _phases(ordered, start, end)
     mine = ticks.naming(request)
@@ -113,11 +117,17 @@ def build(request: str, events: Iterable[Event], ticks: TickIndex, now: int | No
         prompt_tokens=_newest(ordered, "prompt_tokens"),
         cached_tokens=_newest(ordered, "cached_tokens"),
         output_tokens=_newest(ordered, "output_tokens"),
-        ttft_ns=_newest(ordered, "ttft_ns"),
+        ttft_ns=_newest(ordered, "ttft_ns") or None,
         sent_ns=next((_whole(event.detail.get("ns")) for event in ordered if event.event == "request.sent"), None),
         preemptions=sum(event.event == "request.preempted" for event in ordered),
         attempts=max(sum(event.event == "request.submitted" for event in ordered), 1),
     )
+
+
+def _start(first: int, final: Event | None) -> int:
+    """When the client's request came: before its first event, which needs the decoded body."""
+    whole = _whole(final.detail.get("e2e_ns")) if final else None
+    return min(first, final.at - whole) if final and whole is not None and whole >= 0 else first
 
 
 def _finish(final: Event | None) -> str:
@@ -144,7 +154,7 @@ def _whole(value: object) -> int | None:
 def _phases(events: Sequence[Event], start: int, end: int) -> list[Span]:
     """The walk through the phases, clipped to the request's life."""
     phases: list[Span] = []
-    category, since = _ENTERS.get((events[0].role, events[0].event), Category.TOKENISE), start
+    category, since = Category.RECEIVE, start
     for event in events:
         entered = _ENTERS.get((event.role, event.event))
         if entered is None or entered is category:
@@ -160,28 +170,32 @@ def _phases(events: Sequence[Event], start: int, end: int) -> list[Span]:
 
 def _decode_ticks(events: Sequence[Event], ticks: TickIndex, end: int) -> list[Tick]:
     """The ticks in which the request had a row: from each join to the preemption or end that follows."""
-    rows: list[Tick] = []
+    rows: dict[tuple[int, str, int], Tick] = {}
     joined: Event | None = None
     for event in events:
-        if event.role != "group":
+        if event.role != "group" or (event.event != "request.joined" and event.event not in _LEAVES):
             continue
-        if event.event == "request.joined":
-            joined = event
-        elif joined and event.event in {"request.preempted", "request.finished", "request.aborted"}:
-            rows += _rows(joined, min(event.at, end), event.tick, ticks)
-            joined = None
+        if joined:
+            rows |= _rows(joined, event, min(event.at, end), ticks)
+        joined = event if event.event == "request.joined" else None
     if joined:
-        rows += _rows(joined, end, None, ticks)
-    return rows
+        rows |= _rows(joined, None, end, ticks)
+    return list(rows.values())
 
 
-def _rows(joined: Event, until: int, last: int | None, ticks: TickIndex) -> Iterator[Tick]:
+def _rows(joined: Event, left: Event | None, until: int, ticks: TickIndex) -> dict[tuple[int, str, int], Tick]:
+    """The ticks of one stay in the batch. A step planned ahead of the token that ends the request is not counted."""
     if joined.group is None:
-        return
+        return {}
+    found = {}
+    last = left.tick if left else None
+    ends = left is not None and left.event == "request.finished"
     for tick in ticks.decoding(joined.group, joined.at, until):
-        begun = joined.tick is None or tick.tick >= joined.tick
-        if tick.epoch == joined.epoch and begun and (last is None or tick.tick <= last):
-            yield tick
+        begun = tick.tick >= joined.tick if joined.tick is not None else begun_at(tick) >= joined.at
+        ahead = tick.tick > last if last is not None else ends and (tick.done is None or tick.done > until)
+        if tick.epoch == joined.epoch and begun and not ahead:
+            found[tick.epoch, tick.plane, tick.tick] = tick
+    return found
 
 
 def _spans(phases: Sequence[Span], mine: Sequence[Tick], rows: Sequence[Tick], *, ticked: bool) -> Iterator[Span]:

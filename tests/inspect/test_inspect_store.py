@@ -197,7 +197,7 @@ def test_a_directory_may_have_any_name(tmp_path, name):
 
 
 def test_no_directory_no_files_and_no_events_each_say_what_to_do(tmp_path):
-    with pytest.raises(TraceError, match="not a directory; name .* --dir"):
+    with pytest.raises(TraceError, match=r"not a directory; name .* --dir"):
         open_trace(tmp_path / "absent")
     with pytest.raises(TraceError, match=r"no trace files in .*--dir"):
         open_trace(tmp_path)
@@ -225,6 +225,48 @@ def test_an_id_is_found_by_its_beginning_when_that_is_unique(tmp_path):
             queries.find_request(trace, "req-")
         with pytest.raises(TraceError, match="nearest ids are req-slow"):
             queries.find_request(trace, "reqslow")
+
+
+def test_every_choice_of_a_request_begins_with_what_the_gateway_did_for_all(tmp_path):
+    to = TraceWriter(tmp_path)
+    to.event("gateway-0", "request.received", 3, request="cmpl-1", endpoint="completions", external="mine")
+    to.event("gateway-0", "request.tokenised", 5, request="cmpl-1", prompt_tokens=7, ns=MS)
+    for place, request in enumerate(["cmpl-1", "cmpl-1/1"]):
+        to.event("gateway-0", "request.submitted", 6, request=request, attempt=0, choice=place)
+        to.event(f"group-{place}", "request.queued", 10 + place, request=request, prompt_tokens=7, waiting=1)
+        to.event(f"group-{place}", "request.finished", 50 + place, request=request, finish="stop", output_tokens=2)
+    to.event("gateway-0", "request.sent", 59, request="cmpl-1", tokens=4, ns=MS)
+    for place, request in enumerate(["cmpl-1", "cmpl-1/1"]):
+        ended = {"finish": "stop", "e2e_ns": 60 * MS, "group": place, "output_tokens": 2}
+        to.event("gateway-0", "request.finished", 60, request=request, **ended)
+    with open_trace(tmp_path) as trace:
+        first, second = queries.slowest_requests(trace)
+        assert queries.find_request(trace, "cmpl") == "cmpl-1"
+        assert queries.find_request(trace, "mine") == "cmpl-1"
+        assert queries.find_request(trace, "cmpl-1/1") == "cmpl-1/1"
+        assert [each.request for each in queries.slowest_requests(trace, group=1)] == ["cmpl-1/1"]
+        assert queries.timelines(trace, ["cmpl-1/1"]) == [second]
+    assert {category: ns / MS for category, ns in second.totals.items()} == {
+        Category.RECEIVE: 3,
+        Category.TOKENISE: 2,
+        Category.SUBMIT: 1,
+        Category.ROUTE: 5,
+        Category.QUEUE: 40,
+        Category.DELIVER: 9,
+    }
+    assert first.e2e_ns == second.e2e_ns == 60 * MS
+    assert second.group == 1
+
+
+def test_a_choice_ends_when_the_client_of_its_request_leaves(tmp_path):
+    to = TraceWriter(tmp_path)
+    to.event("gateway-0", "request.received", 0, request="r")
+    to.event("gateway-0", "request.submitted", 1, request="r/1")
+    to.event("gateway-0", "request.aborted", 5, request="r")
+    to.event("group-0", "request.aborted", 6, request="r/1")
+    with open_trace(tmp_path) as trace:
+        assert queries.slowest_requests(trace, running=True) == []
+        assert [(each.finish, each.e2e_ns) for each in queries.slowest_requests(trace)] == [("abort", 5 * MS)] * 2
 
 
 @pytest.mark.parametrize(
@@ -276,7 +318,7 @@ def test_a_query_reads_the_trace_and_nothing_else(tmp_path, query):
 
 def test_even_the_connection_itself_is_sealed(tmp_path):
     two_groups(tmp_path)
-    with open_trace(tmp_path) as trace, pytest.raises(Exception, match="Permission|disabled"):
+    with open_trace(tmp_path) as trace, pytest.raises(Exception, match=r"Permission|disabled"):
         trace.execute("SELECT * FROM read_text('/etc/hostname')")
 
 
@@ -293,7 +335,16 @@ def test_mistakes_in_sql_are_explained_with_a_remedy(tmp_path):
         assert (len(bounded.rows), bounded.more) == (5, True)
 
 
-HOSTILE = ["[bold]x[/bold]", "a'; DROP TABLE events; --", 'say "hi"', "\x1b[2J\x1b]0;t\x07", "..\\..", "%s{0}", "[/]", "é\u202e"]
+HOSTILE = [
+    "[bold]x[/bold]",
+    "a'; DROP TABLE events; --",
+    'say "hi"',
+    "\x1b[2J\x1b]0;t\x07",
+    "..\\..",
+    "%s{0}",
+    "[/]",
+    "é\u202e",
+]
 
 
 @pytest.mark.parametrize("request_id", HOSTILE)

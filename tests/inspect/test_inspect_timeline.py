@@ -209,6 +209,32 @@ def test_decode_ticks_of_another_group_or_before_the_join_are_not_the_requests()
     assert [tick.tick for tick in timeline.decode.worst] == [5, 6]
 
 
+def test_events_without_tick_numbers_are_joined_by_time():
+    happened = [
+        Event(100, "group-1", "request.joined", group=1),
+        Event(150, "group-1", "request.joined", group=1),
+        Event(200, "group-1", "request.finished", group=1),
+    ]
+    stepped = [
+        Tick(1, "decode", 4, arrive=80, plan=90, done=110),  # was under way when the row joined
+        Tick(1, "decode", 5, arrive=101, plan=110, done=140),
+        Tick(1, "decode", 6, arrive=150, plan=160, done=200),
+        Tick(1, "decode", 7, arrive=170, plan=180, done=240),  # planned ahead of the last token
+    ]
+    timeline = build("r", happened, TickIndex(stepped))
+    assert timeline.decode.count == 2
+    assert timeline.totals == {Category.DECODE_WAIT: 10 + 1, Category.DECODE_BARRIER: 9 + 10, Category.DECODE: 30 + 40}
+
+
+def test_a_request_begins_before_its_first_event_when_its_end_says_so():
+    happened = [
+        Event(30, "gateway-0", "request.received"),
+        Event(90, "gateway-0", "request.finished", detail={"e2e_ns": 80}),
+    ]
+    timeline = build("r", happened, TickIndex([]))
+    assert timeline.totals == {Category.RECEIVE: 20, Category.TOKENISE: 60}
+
+
 def test_without_tick_events_a_phase_counts_as_work():
     happened = lived(
         (0, "group-1", "request.admitted"), (10, "group-1", "request.joined"), (30, "group-1", "request.finished")
@@ -230,11 +256,19 @@ def test_no_events_is_an_error_that_names_the_request():
         (Tick(1, "prefill", 1, arrive=0, plan=90, done=100, hold="3 of 4 groups"), "held: 3 of 4 groups"),
         (Tick(1, "decode", 1, arrive=0, plan=1, done=100), "no rank reported the step"),
         (
-            Tick(1, "decode", 1, arrive=0, plan=1, done=101, steps=(Step("rank-0", 0, 90, 40), Step("rank-1", 0, 90, 2))),
+            Tick(
+                1, "decode", 1, arrive=0, plan=1, done=101, steps=(Step("rank-0", 0, 90, 40), Step("rank-1", 0, 90, 2))
+            ),
             "slowest rank-1",
         ),
-        (Tick(1, "decode", 1, arrive=0, plan=1, done=101, steps=(Step("rank-0", 0, 90, 80),)), "collectives; slowest rank-0"),
-        (Tick(1, "decode", 1, arrive=0, plan=1, done=101, steps=(Step("rank-0", 0, 20, 2),)), "around the step; slowest rank-0"),
+        (
+            Tick(1, "decode", 1, arrive=0, plan=1, done=101, steps=(Step("rank-0", 0, 90, 80),)),
+            "collectives; slowest rank-0",
+        ),
+        (
+            Tick(1, "decode", 1, arrive=0, plan=1, done=101, steps=(Step("rank-0", 0, 20, 2),)),
+            "around the step; slowest rank-0",
+        ),
     ],
 )
 def test_the_reason_of_a_tick_names_who_was_last(tick, text):
