@@ -32,6 +32,16 @@ def run(
             process.communicate()
 
 
+def call(words: Sequence[str], *, deadline_s: float) -> None:
+    """Run one ``python -m`` command for what it does. Raises ``ChildError``."""
+    child = _start(words)
+    try:
+        _output(child, time.monotonic() + deadline_s)
+    finally:
+        child.kill()
+        child.communicate()
+
+
 def _start(words: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - our own modules
         [sys.executable, "-m", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -39,6 +49,10 @@ def _start(words: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _samples(child: subprocess.Popen[bytes], due: float) -> list[int]:
+    return msgspec.json.decode(_output(child, due), type=list[int])
+
+
+def _output(child: subprocess.Popen[bytes], due: float) -> bytes:
     try:
         out, err = child.communicate(timeout=max(0.1, due - time.monotonic()))
     except subprocess.TimeoutExpired as error:
@@ -47,4 +61,4 @@ def _samples(child: subprocess.Popen[bytes], due: float) -> list[int]:
     if child.returncode:
         message = f"{child.args!r} ended with {child.returncode}:\n{err.decode(errors='replace')[-4000:]}"
         raise ChildError(message)
-    return msgspec.json.decode(out, type=list[int])
+    return out

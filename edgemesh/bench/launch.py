@@ -37,7 +37,7 @@ class Launched:
     """
 
     def __init__(self, topology: str, overrides: Mapping[str, object], options: Sequence[str] = ()) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.scratch = Path(tempfile.mkdtemp(prefix="em-", dir="/tmp"))
         self.runtime, self.traces = self.scratch / "run", self.scratch / "trace"
@@ -158,7 +158,8 @@ class Launched:
         return left
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

