@@ -15,6 +15,8 @@ from msgspec import Meta
 
 Dtype = Literal["float32", "bfloat16"]
 Count = Annotated[int, Meta(ge=1, le=1 << 24)]
+Heads = Annotated[int, Meta(ge=1, le=4096)]
+Layers = Annotated[int, Meta(ge=1, le=1024)]
 
 MAX_CONFIG_BYTES: Final = 1 << 22
 
@@ -64,10 +66,10 @@ class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     family: Family
     hidden: Count
-    layers: Count
-    heads: Count
-    kv_heads: Count
-    head_dim: Count
+    layers: Layers
+    heads: Heads
+    kv_heads: Heads
+    head_dim: Heads
     mlp: Count
     vocab: Count
     rope_theta: Annotated[float, Meta(gt=0.0)]

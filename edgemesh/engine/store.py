@@ -15,15 +15,13 @@ from edgemesh.engine.checkpoint import Checkpoint
 from edgemesh.engine.layout import Share, Split, Target, local, targets
 from edgemesh.engine.memory import Packing, Region
 from edgemesh.engine.shape import ModelShape
+from edgemesh.engine.shared import region_bytes
 from edgemesh.engine.weights import DTYPES, fill
 from edgemesh.topology import Mesh
 from edgemesh.wire.ids import Plane, Role
 from edgemesh.wire.messages import Capacity, Grant, Lease, TensorPlace
 
 COLLECTIVE: Final = "coll"
-COLLECTIVE_BYTES_PER_RANK: Final = 64 << 20
-"""Address space, not memory: only what the collectives touch is ever taken."""
-
 KV: Final = "kv"
 
 Key = tuple[Share, int]
@@ -188,6 +186,8 @@ class Store:
             return None
         key = index, lease.plane
         if key not in self._collectives:
-            nbytes = len(ranks) * COLLECTIVE_BYTES_PER_RANK
+            # One part for all ranks of the set, and one for each of its groups.
+            groups = len(ranks) // self.mesh.attn_tp
+            nbytes = region_bytes(len(ranks)) + groups * region_bytes(self.mesh.attn_tp)
             self._collectives[key] = Region.create(f"coll-{index}-{lease.plane}", nbytes)
         return self._collectives[key]
