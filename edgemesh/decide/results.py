@@ -26,8 +26,10 @@ def apply(state: GroupState, step: Step, done: Done) -> None:
             f"where {len(finals)} and {len(rows)} were planned"
         )
         raise ResultError(message)
+    undrawn = {run.sequence for run, token in zip(finals, done.firsts, strict=True) if token == NO_TOKEN}
     for run in step.chunks:
-        _written(state, run)
+        # A draw that failed computes its last position again, so that one must not be known to others yet.
+        _written(state, run, run.upto - 1 if run.final and run.sequence in undrawn else run.upto)
     for run, token, logprob in zip(finals, done.firsts, _padded(done.first_logprobs, len(finals)), strict=True):
         if run.life == run.sequence.life:
             _first(state, run.sequence, token, logprob, done.tick)
@@ -43,12 +45,12 @@ def _padded(logprobs: Tokens[Logprob | None], length: int) -> Tokens[Logprob | N
     return logprobs if len(logprobs) == length else (None,) * length
 
 
-def _written(state: GroupState, run: Run) -> None:
+def _written(state: GroupState, run: Run, upto: int) -> None:
     """A chunk's KV is in its pages: from now on others may find them by their tokens."""
     sequence = run.sequence
     if run.life != sequence.life:
         return
-    sequence.written = max(sequence.written, run.upto)
+    sequence.written = max(sequence.written, upto)
     state.prefix.insert(sequence.cursor, sequence.tokens, sequence.pages, sequence.written)
 
 
