@@ -45,8 +45,8 @@ _HEAD: Final = frozenset({"ts", "mono", "actor", "event", "epoch"})
 WIDE: Final = 100
 """Terminal width from which on all columns fit."""
 
-ID_WIDTH: Final = 24
-"""So much of an id stays in any case; `show` takes the beginning of one."""
+TEXT_WIDTH: Final = 24
+"""So much of a text stays in any case; `show` takes the beginning of an id."""
 
 DROPPED: Final = ("cached", "group", "output", "prompt", "queue", "prefill", "decode", "TTFT")
 """Columns of a request that a narrow terminal does without, in this order."""
@@ -75,17 +75,24 @@ def count(value: int | None) -> str:
 
 
 def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
-    """An empty table: numbers stand right, columns named in ``left`` left (the first of them may be cut)."""
+    """An empty table: figures stand right and are never cut; columns named in ``left`` hold text, the last of it wrapped."""
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     kept = list(left)
     for name in columns:
         made.add_column(name, justify="left" if name in kept else "right", no_wrap=True, overflow="ellipsis")
+    if columns and columns[-1] in kept:
+        made.columns[-1].no_wrap, made.columns[-1].overflow = False, "fold"
     return made
 
 
 def add(to: Table, *cells: str | Text) -> None:
     """Add a row of literal cells."""
-    to.add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells))
+    literal = [Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells]
+    for column, cell in zip(to.columns, literal, strict=True):
+        if column.no_wrap:
+            most = cell.cell_len if column.justify == "right" else min(cell.cell_len, TEXT_WIDTH)
+            column.min_width = max(column.min_width or cell_len(str(column.header)), most)
+    to.add_row(*literal)
 
 
 def requests_table(timelines: Sequence[Timeline], width: int) -> Table:
@@ -93,14 +100,13 @@ def requests_table(timelines: Sequence[Timeline], width: int) -> Table:
     rows = [request_cells(timeline) for timeline in timelines]
     names = list(rows[0]) if rows else ["request"]
     widths = {name: max(cell_len(name), *(cell_len(str(row[name])) for row in rows)) for name in names}
-    widths["request"] = min(widths["request"], ID_WIDTH)
+    widths["request"] = min(widths["request"], TEXT_WIDTH)
     for dropped in DROPPED:
         if sum(widths[name] + 3 for name in names) <= width:
             break
         names.remove(dropped)
     made = table("Requests, the slowest first", *names, left=("request", "finish"))
-    for column, name in zip(made.columns, names, strict=True):
-        column.min_width = widths[name]
+    made.columns[-1].min_width = min(widths["finish"], TEXT_WIDTH)
     for row in rows:
         add(made, *(row[name] for name in names))
     return made

@@ -76,9 +76,7 @@ def waterfall(timeline: Timeline, width: int, *, blocks: bool) -> Table:
     """Each phase with its bar, on one time axis."""
     noted = width >= NOTED
     made = table("Waterfall", "phase", "at", "took", "", *(["with"] if noted else []), left=("phase", "", "with"))
-    # Names and figures are never cut; the bars and then the notes get what is left.
-    for column, least in zip(made.columns, (15, 7, 7), strict=False):
-        column.min_width = least
+    made.columns[0].min_width = 15
     bar_width = max(min(width - 41 - (36 if noted else 0), 72), 8)
     for row in _shortened(rows(timeline)):
         if row is None:
