@@ -9,17 +9,17 @@ from torch import Tensor
 
 from edgemesh.engine.attention.sdpa import SdpaAttention
 from edgemesh.engine.batch import Batch
-from edgemesh.engine.collectives import Collectives
+from edgemesh.engine.collectives import Collectives, alone
 from edgemesh.engine.inputs import DecodeRows, build
 from edgemesh.engine.layout import Split
 from edgemesh.engine.model import Network
 from edgemesh.engine.sampler import NO_TOKEN, Drawn, Row, Sampler
 from edgemesh.engine.shape import ModelShape
 from edgemesh.engine.shaping import mask_row, shaper
-from edgemesh.engine.streams import stream
+from edgemesh.engine.streams import Whole, stream
 from edgemesh.engine.turns import Limits, Place, StepRefusedError, Turns
 from edgemesh.wire.arrays import TokenArray
-from edgemesh.wire.messages import Decode, Done, IdleDone, IdlePlan, Join, Logprob, Plan, Prefill, Sampling
+from edgemesh.wire.messages import Chunk, Decode, Done, IdleDone, IdlePlan, Join, Logprob, Plan, Prefill, Sampling
 
 MAX_REDRAWS: Final = 4096
 """Sequences whose last draw gave no token that are remembered; beyond it the oldest is forgotten."""
@@ -51,6 +51,19 @@ class Runner:
     def collective_ns(self) -> int:
         """Time spent in collectives since the start."""
         return self._collectives.spent_ns
+
+    def allow(self, wait_ns: int) -> None:
+        """Collectives from now on end ``wait_ns`` from now."""
+        self._collectives.deadline.allow(wait_ns)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """A prompt and a row through every kernel, in the scratch page and without the other ranks."""
+        place = torch.zeros(1, dtype=torch.int64)
+        rows = DecodeRows(place, place, torch.zeros((1, 1), dtype=torch.int64), 1)
+        prefill = Prefill((Chunk("warm-up", 0, 1, (0,), final=True),), TokenArray.of([0]))
+        step = build(Whole(alone().attn, 2), self._limits.page_tokens, prefill, rows)
+        self._network.logits(self._network.forward(step))
 
     @torch.inference_mode()
     def execute(self, plan: Plan | IdlePlan) -> Done | IdleDone:

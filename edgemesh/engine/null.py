@@ -1,0 +1,86 @@
+"""The null engine: answers every plan at once with made-up tokens, to size gateways and groups without a model.
+
+The same sequence gets the same tokens on any rank, and none of them ends it. It checks plans as the real engine does, and imports no torch.
+"""
+
+import time
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from edgemesh.engine.slots import Slots
+from edgemesh.engine.turns import Limits, Place, StepRefusedError, Turns
+from edgemesh.wire.messages import Chunk, Done, IdleDone, IdlePlan, Join, Plan
+
+
+@dataclass(slots=True)
+class _Voice:
+    """What one sequence says: tokens of a checksum over its request and position, but for ``stops``."""
+
+    seed: int
+    position: int
+    stops: Collection[int]
+
+
+class NullEngine:
+    """One rank that computes nothing."""
+
+    collective_ns = 0
+
+    def __init__(self, place: Place, limits: Limits, eos: Collection[int]) -> None:
+        self._turns = Turns(place, limits)
+        self._slots = Slots(limits)
+        self._vocab = limits.vocab
+        self._eos = frozenset(eos)
+        self._voices: dict[int, _Voice] = {}
+
+    def allow(self, wait_ns: int) -> None:
+        """There is nobody to wait for."""
+
+    def execute(self, plan: Plan | IdlePlan) -> Done | IdleDone:
+        """Answer; ``StepRefusedError`` for a plan that a real rank would refuse."""
+        began = time.perf_counter_ns()
+        self._turns.check(plan, self._count)
+        self._turns.tick += 1
+        head = (plan.group, plan.plane, plan.epoch, plan.tick)
+        if isinstance(plan, IdlePlan):
+            return IdleDone(*head, time.perf_counter_ns() - began)
+        firsts: list[int] = []
+        if plan.prefill:
+            firsts = [self._say(self._first(chunk)) for chunk in plan.prefill.chunks if chunk.final]
+        ran: list[int] = []
+        tokens: list[int] = []
+        if plan.decode:
+            for slot in plan.decode.leaves:
+                del self._voices[slot]
+            self._voices |= {join.slot: self._joined(join) for join in plan.decode.joins}
+            ran = self._slots.apply(plan.decode)
+            tokens = [self._say(self._voices[slot]) for slot in ran]
+            self._slots.advance(tokens)
+        return Done(*head, tuple(ran), tuple(tokens), tuple(firsts), step_ns=time.perf_counter_ns() - began)
+
+    def _count(self, plan: Plan) -> int:
+        if plan.decode is None:
+            return 0
+        rows, fault = self._slots.count(plan.decode)
+        if fault:
+            raise StepRefusedError(fault)
+        return rows
+
+    def _first(self, chunk: Chunk) -> _Voice:
+        stops = chunk.sampling.stop_token_ids if chunk.sampling else ()
+        return _Voice(zlib.crc32(chunk.request.encode()), chunk.start + chunk.length, self._eos | set(stops))
+
+    def _joined(self, join: Join) -> _Voice:
+        stops = self._eos | set(join.sampling.stop_token_ids)
+        return _Voice(zlib.crc32(join.request.encode()), join.position + 1, stops)
+
+    def _say(self, voice: _Voice) -> int:
+        """The next token; the first one that does not stop, from a place that the checksum chooses."""
+        token = zlib.crc32(voice.position.to_bytes(4, "little"), voice.seed) % self._vocab
+        voice.position += 1
+        for _ in range(len(voice.stops)):
+            if token not in voice.stops:
+                break
+            token = (token + 1) % self._vocab
+        return token
