@@ -47,8 +47,9 @@ class BarrierActor:
             plane: barrier.start(plane, epoch, self.set.groups, barrier.rule_for(mesh.topology, plane))
             for plane in mesh.planes
         }
+        self._changed: set[Plane] = set()
+        self._due: dict[Plane, int | None] = dict.fromkeys(mesh.planes)
         self._named: dict[Plane, int] = dict.fromkeys(mesh.planes, -1)
-        self._marks: tuple[Mark, ...] = ()
 
     def receive(self, kind: LinkKind, message: Message) -> None:
         """Decide at once: every group of the set waits for this."""
@@ -77,6 +78,7 @@ class BarrierActor:
 
     def _release(self, before: BarrierState, state: BarrierState, releases: list[Release], last: int | None) -> None:
         self.states[state.plane] = state
+        self._changed.add(state.plane)
         for release in releases:
             for name in self.names:
                 try:
@@ -104,39 +106,44 @@ class BarrierActor:
     def settle(self) -> None:
         """Release what was held for long enough, and name who is late."""
         now = self.port.now()
-        for before in list(self.states.values()):
-            state, releases = barrier.tick(before, now)
-            if releases:
-                self._release(before, state, releases, None)
-                continue
-            held = barrier.holding(state)
-            if held is not None and now - held.since_ns >= LATE_NS and self._named[state.plane] != held.tick:
-                self._named[state.plane] = held.tick
-                self.port.trace.event(
-                    "tick.late",
-                    plane=state.plane.value,
-                    tick=held.tick,
-                    set=self.set.index,
-                    groups=held.groups,
-                    since_ns=held.since_ns,
-                )
-        self._marks = tuple(map(_mark, self.states.values()))
+        for plane, due in self._due.items():
+            if plane in self._changed or (due is not None and now >= due):
+                self._look(plane, now)
+        self._changed.clear()
+
+    def _look(self, plane: Plane, now: int) -> None:
+        before = self.states[plane]
+        state, releases = barrier.tick(before, now)
+        if releases:
+            self._release(before, state, releases, None)
+        due = barrier.deadline(state)
+        held = barrier.holding(state)
+        if held is not None and self._named[plane] != held.tick:
+            late = held.since_ns + LATE_NS
+            if now >= late:
+                self._name(plane, held)
+            else:
+                due = late if due is None else min(due, late)
+        self._due[plane] = due
+
+    def _name(self, plane: Plane, held: barrier.Holding) -> None:
+        self._named[plane] = held.tick
+        self.port.trace.event(
+            "tick.late",
+            plane=plane.value,
+            tick=held.tick,
+            set=self.set.index,
+            groups=held.groups,
+            since_ns=held.since_ns,
+        )
 
     def deadline(self) -> int | None:
         """The end of a hold, or when the next late group is to be named."""
-        due: list[int] = []
-        for plane, state in self.states.items():
-            until = barrier.deadline(state)
-            if until is not None:
-                due.append(until)
-            held = barrier.holding(state)
-            if held is not None and self._named[plane] != held.tick:
-                due.append(held.since_ns + LATE_NS)
-        return min(due, default=None)
+        return min((due for due in self._due.values() if due is not None), default=None)
 
     def marks(self) -> tuple[Mark, ...]:
         """Each plane's open tick; ``arrived`` while a group's work waits for others."""
-        return self._marks
+        return tuple(map(_mark, self.states.values()))
 
 
 def _mark(state: BarrierState) -> Mark:
