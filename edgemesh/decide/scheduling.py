@@ -103,6 +103,8 @@ class Scheduler:
     def release(self, release: Release, now_ns: int) -> None:
         """A tick may run: its plan, real or idle, goes to the ranks."""
         pipeline = self.state.pipelines[release.plane]
+        if release.tick < pipeline.tick:
+            return  # it ran already: a respawned barrier sends its last release again
         message = pipeline.release(release, now_ns)
         step = pipeline.flying[-1]
         self.state.effects.plans.append(message)

@@ -40,12 +40,13 @@ from edgemesh.wire.messages import (
     Plan,
     Ready,
     Rejected,
+    Release,
     Sampling,
     Submit,
 )
 
 MS = 1_000_000
-REPEATABLE = (Arrive, LoadReport, Credit, Cancel)
+REPEATABLE = (Arrive, Release, LoadReport, Credit, Cancel)
 
 
 @dataclass
