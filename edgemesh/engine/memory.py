@@ -73,11 +73,13 @@ class Region:
         return not fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE
 
     def seal(self) -> None:
-        """Drop this process's mapping and forbid writing for ever; ``BufferError`` if a tensor still looks into it."""
-        if self._map is not None:
-            self._map.close()
-            self._map = None
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        """Drop this process's mapping and forbid writing for ever; ``MemoryFault`` if someone still maps it to write."""
+        self._map = None  # not closed: tensors hold a reference to the mapping, and must not be left dangling
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        except OSError as error:
+            message = f"a region of {self.nbytes} bytes is still mapped for writing"
+            raise MemoryFault(message) from error
 
     def tensor(self, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """A view of the bytes from ``offset``; it keeps the mapping alive. ``MemoryFault`` if it would not fit."""

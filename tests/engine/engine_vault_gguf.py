@@ -60,9 +60,8 @@ def write_gguf(path: Path, model, kind=gguf.GGMLQuantizationType.F32, metadata=(
             continue
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         part = name.split(".")[-2]
-        if arch == "llama" and part in heads:
-            tensor = interleaved(tensor, heads[part])
-        data = tensor.detach().numpy()
+        ordered = interleaved(tensor, heads[part]) if arch == "llama" and part in heads else tensor
+        data = ordered.detach().numpy()
         if data.ndim > 1 and kind != gguf.GGMLQuantizationType.F32:
             writer.add_tensor(gguf_name(name), gguf.quantize(np.ascontiguousarray(data), kind), raw_dtype=kind)
         else:
