@@ -106,7 +106,7 @@ class Channel:
 
     def readable(self) -> bool:
         """Whether a message is there."""
-        return bool(self.socket.getsockopt(_EVENTS) & _POLLIN)  # type: ignore[operator]
+        return bool(self.socket.getsockopt(_EVENTS) & _POLLIN)  # type: ignore[operator]  # this option is a number
 
 
 class ZmqPort:
