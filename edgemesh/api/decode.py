@@ -12,8 +12,8 @@ from edgemesh.api.openai import NEUTRAL, ChatMessage
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<field>.*)`(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
-_MISSING: Final = re.compile(r"Object missing required field `(?P<field>.*)`(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<field>.*?)`(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(?P<field>.*?)`(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _WRONG: Final = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`", re.DOTALL)
 _SHOWN: Final = 200
 """Characters of a client's own text that an error repeats."""

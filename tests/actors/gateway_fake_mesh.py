@@ -1,0 +1,316 @@
+"""A real gateway process in a mesh whose other actors are scripted: a supervisor, a router and two groups, on real sockets.
+
+A group's script is named by the request's affinity key (``session``); without one it says the prompt back. It keeps
+the rules of a real one: a stream ends, is cancelled, or waits for credit.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from edgemesh.runtime.link import LinkError
+from edgemesh.runtime.paths import make_run_dir, read_mesh
+from edgemesh.runtime.trace import ListTrace
+from edgemesh.runtime.zmq import ZmqPort
+from edgemesh.topology import Gateway, Group, MeshShape, Model, Topology
+from edgemesh.topology import Trace as TraceSettings
+from edgemesh.wire.catalogue import LinkKind
+from edgemesh.wire.ids import Finish
+from edgemesh.wire.messages import (
+    Accepted,
+    Begin,
+    Cancel,
+    Capacity,
+    Credit,
+    Drained,
+    Emit,
+    Failed,
+    Health,
+    Item,
+    Logprob,
+    Ready,
+    Rejected,
+    Stop,
+    Submit,
+)
+
+EOS = 0
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+WORDS = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs", "hello world " * 4]
+
+
+def tiny_tokenizer():
+    """A byte-level BPE of a few hundred tokens: most characters beyond ASCII are several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(WORDS * 10, trainer)
+    return tokenizer
+
+
+class FakeStream:
+    """One placed request as the scripted group sees it."""
+
+    def __init__(self, submit, group, script):
+        self.submit, self.group, self.script = submit, group, script
+        self.tokens = list(script(submit))
+        self.out = 0
+        self.credit = submit.credit
+
+
+class FakeMesh:
+    """Runs the gateway; use as a context manager."""
+
+    def __init__(self, *, env=None, capacity=None, group=None, **gateway):
+        self.run_dir = Path(tempfile.mkdtemp(prefix="em-gw-")) / "run"
+        settings = {"host": "127.0.0.1", "port": 0} | gateway
+        self.topology = Topology(
+            mesh=MeshShape(tp=2, dp=2, attn_tp=1),
+            model=Model(served_name="tiny"),
+            gateway=Gateway(**settings),
+            group=Group(**(group or {})),
+            trace=TraceSettings(dir=str(self.run_dir.parent / "trace")),
+        )
+        self.tokenizer = tiny_tokenizer()
+        self.vocab = self.tokenizer.get_vocab_size()
+        self.capacity = capacity or Capacity(
+            pages=257,
+            page_tokens=16,
+            max_model_len=4096,
+            vocab_size=self.vocab,
+            eos_token_ids=(EOS,),
+            bos_token_id=None,
+            weights_bytes=0,
+            kv_bytes=0,
+        )
+        self.url = ""
+        self.submits, self.cancels, self.credits = [], [], []
+        self.drained = threading.Event()
+        self.most_out = {}
+        self.live = {}
+        self._env = {**os.environ, **(env or {})}
+        self._commands, self._ready = [], threading.Event()
+        self._over = False
+        self._gateways = []
+        self._turn = 0
+
+    # --- what tests say to it ---
+
+    def tell(self, message, index=0):
+        """A command of the supervisor's."""
+        self._commands.append((f"gateway-{index}", message))
+
+    def trace(self, event):
+        """Every traced event of this name, of all gateways."""
+        found = []
+        for path in Path(self.topology.trace.dir).glob("gateway-*.jsonl"):
+            lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+            found += [line for line in lines if line["event"] == event]
+        return found
+
+    def pid(self, index=0):
+        return self._gateways[index].pid
+
+    def wait_exit(self, seconds=10):
+        return [process.wait(seconds) for process in self._gateways]
+
+    # --- life ---
+
+    def __enter__(self):
+        make_run_dir(self.run_dir, self.topology)
+        self.mesh = read_mesh(self.run_dir)
+        model = self.run_dir / "model"
+        model.mkdir()
+        self.tokenizer.save(str(model / "tokenizer.json"))
+        config = {"chat_template": TEMPLATE, "eos_token": "<|endoftext|>", "bos_token": None}
+        (model / "tokenizer_config.json").write_text(json.dumps(config))
+        trace = ListTrace()
+        self._ports = {
+            name: ZmqPort(self.mesh, name, 0, trace) for name in ("supervisor-0", "router-0", "group-0", "group-1")
+        }
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        try:
+            for index in range(self.topology.gateway.processes):
+                self._gateways.append(self._spawn(index))
+            wait_for(self._ready.is_set, "the gateways are ready", 30)
+            for index in range(self.topology.gateway.processes):
+                self.tell(Health(0, serving=True), index)
+            wait_for(lambda: healthy(self.url), "the gateway serves")
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for index in range(len(self._gateways)):
+            self.tell(Stop("the test is over"), index)
+        try:
+            codes = self.wait_exit()
+        finally:
+            self._end()
+        assert codes == [0] * len(codes), (codes, self.log())
+
+    def log(self):
+        return "\n".join(path.read_text() for path in self.run_dir.parent.glob("*.log"))
+
+    def _end(self):
+        for process in self._gateways:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self._over = True
+        self._thread.join()
+        for port in self._ports.values():
+            port.close()
+        shutil.rmtree(self.run_dir.parent, ignore_errors=True)
+
+    def _spawn(self, index):
+        arguments = ["--run-dir", str(self.run_dir), "--name", f"gateway-{index}", "--epoch", "0"]
+        log = (self.run_dir.parent / f"gateway-{index}.log").open("wb")
+        with log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "edgemesh.actors.gateway", *arguments],
+                env=self._env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    # --- the scripted actors, all in one thread ---
+
+    def _run(self):
+        ready = 0
+        while not self._over:
+            for port in self._ports.values():
+                for _, message in port.receive(0):
+                    if type(message).__name__ == "Hello":
+                        port.send(LinkKind.COMMAND, Begin(0, self.capacity), message.actor)
+                    elif isinstance(message, Ready):
+                        self.url = message.detail
+                        ready += 1
+                        if ready == self.topology.gateway.processes:
+                            self._ready.set()
+                    elif isinstance(message, Drained):
+                        self.drained.set()
+                    elif isinstance(message, Submit):
+                        self._place(message)
+                    elif isinstance(message, Cancel):
+                        self.cancels.append(message)
+                        self.live.pop(message.request, None)
+                    elif isinstance(message, Credit):
+                        self.credits.append(message)
+                        if message.request in self.live:
+                            self.live[message.request].credit = message.upto
+            while self._commands:
+                to, message = self._commands.pop(0)
+                with contextlib.suppress(LinkError):
+                    self._ports["supervisor-0"].send(LinkKind.COMMAND, message, to)
+            self._tick()
+            time.sleep(0.0005)
+
+    def _place(self, submit):
+        self.submits.append(submit)
+        script, _, argument = submit.session.partition(":")
+        gateway = f"gateway-{submit.gateway}"
+        if script == "reject":
+            rejected = Rejected(submit.request, 0, submit.gateway, int(argument), "queue_full", "no room", 7)
+            self._ports["router-0"].send(LinkKind.REJECT, rejected, gateway)
+            return
+        self._turn += 1
+        group = self._turn % 2 if submit.pin is None else submit.pin
+        if script == "lost":
+            return
+        self._say(group, submit.gateway, Accepted(group, submit.gateway, 0, submit.request, 0))
+        if script == "fail":
+            failed = Failed(group, submit.gateway, 0, submit.request, 0, 503, "group_failed", "the group failed")
+            self._say(group, submit.gateway, failed)
+            return
+        self.live[submit.request] = FakeStream(submit, group, SCRIPTS.get(script, say_back))
+
+    def _say(self, group, gateway, message):
+        with contextlib.suppress(LinkError):
+            self._ports[f"group-{group}"].send(LinkKind.EMIT, message, f"gateway-{gateway}")
+
+    def _tick(self):
+        batches = {}
+        for stream in list(self.live.values()):
+            items = self._advance(stream)
+            if items:
+                batches.setdefault((stream.group, stream.submit.gateway), []).extend(items)
+        for (group, gateway), items in batches.items():
+            self._say(group, gateway, Emit(group, gateway, 0, tuple(items)))
+
+    def _advance(self, stream):
+        submit = stream.submit
+        if submit.session == "hold":
+            return []
+        step = 50 if submit.session == "flood" else 3 if submit.session == "threes" else 1
+        count = min(step, stream.credit - stream.out, submit.max_tokens - stream.out, len(stream.tokens) - stream.out)
+        tokens = tuple(stream.tokens[stream.out : stream.out + count])
+        at = stream.out
+        stream.out += count
+        self.most_out[submit.request] = stream.out
+        finish = Finish.NONE
+        if stream.out == submit.max_tokens:
+            finish = Finish.LENGTH
+        elif stream.out == len(stream.tokens):
+            finish = Finish.STOP
+        if not tokens and finish is Finish.NONE:
+            return []
+        if finish is not Finish.NONE:
+            del self.live[submit.request]
+        wanted = submit.sampling.logprobs
+        logprobs = tuple(
+            Logprob(token, -0.5, tuple(((token + k) % self.vocab, -0.5 - k) for k in range(wanted))) for token in tokens
+        )
+        item = Item(submit.request, 0, at, tokens, finish, logprobs if wanted >= 0 else (), 2)
+        if submit.session == "twice":
+            return [item, item, Item(submit.request, 7, at, (5,), Finish.NONE)]
+        return [item]
+
+
+def say_back(submit):
+    return submit.prompt.tolist()
+
+
+def endless(submit):
+    return [token for token in submit.prompt.tolist() * 4096 if token > 2][: 1 << 16]
+
+
+SCRIPTS = {"endless": endless, "flood": endless, "threes": say_back, "hold": endless}
+
+
+def healthy(url):
+    import httpx
+
+    return httpx.get(url + "/health").status_code == 200
+
+
+def wait_for(condition, what, seconds=10.0):
+    """Poll until ``condition()`` is true; an AssertionError that says ``what`` otherwise."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    message = f"{what}: not within {seconds} s"
+    raise AssertionError(message)

@@ -1,0 +1,122 @@
+import json
+
+import pytest
+from api_tokenizers import byte_level
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types import Completion as OpenAICompletion
+from openai.types.chat import ChatCompletion as OpenAIChat
+from openai.types.chat import ChatCompletionChunk
+
+from edgemesh.api.errors import context_length_exceeded, from_mesh, invalid, too_busy, unauthorised, unavailable
+from edgemesh.api.forms import ChatForm, CompletionForm, Part
+from edgemesh.api.replies import Usage, usage
+from edgemesh.api.sse import DONE, error_frame, frame, usage_frame
+from edgemesh.wire.messages import Logprob
+
+USAGE = usage(5, 7, 3)
+TEXTS = st.text(max_size=30)
+TOKEN = byte_level().encode("the", add_special_tokens=False)[0]
+ENTRIES = [Logprob(TOKEN, -0.5, ((TOKEN, -0.5),))]
+
+
+def chunks_of(stream):
+    """The JSON of every event; the framing itself is checked on the way."""
+    assert stream.endswith(b"\n\n")
+    events = stream.removesuffix(b"\n\n").split(b"\n\n")
+    assert all(event.startswith(b"data: ") and b"\n" not in event for event in events)
+    return [json.loads(event.removeprefix(b"data: ")) for event in events]
+
+
+@settings(max_examples=100, deadline=None)
+@given(name=TEXTS, model=TEXTS, texts=st.lists(TEXTS, max_size=4), index=st.integers(0, 255), usage=st.booleans())
+def test_chat_chunks_are_openais(name, model, texts, index, usage):
+    form = ChatForm(byte_level().pieces)
+    head = form.head(name, 123, model)
+    made = form.chunks(head, index, include_usage=usage)
+    stream = made.first() + b"".join(made.text(text) for text in texts) + made.last("length")
+    chunks = chunks_of(stream)
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+        assert (chunk["id"], chunk["model"], chunk["created"]) == (name, model, 123)
+        assert ("usage" in chunk, chunk.get("usage")) == (usage, None)
+        assert [choice["index"] for choice in chunk["choices"]] == [index]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert choices[0]["delta"]["role"] == "assistant"
+    assert [choice["delta"].get("content") for choice in choices] == ["", *texts, None]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(texts) + 1) + ["length"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts=st.lists(TEXTS, max_size=4), index=st.integers(0, 255), usage=st.booleans())
+def test_completion_chunks_are_openais(texts, index, usage):
+    form = CompletionForm(byte_level().pieces)
+    made = form.chunks(form.head("cmpl-1", 123, "m"), index, include_usage=usage)
+    assert made.first() == b""
+    chunks = chunks_of(b"".join(made.text(text) for text in texts) + made.last("stop"))
+    for chunk in chunks[:-1]:
+        assert (chunk["object"], chunk["choices"][0]["finish_reason"]) == ("text_completion", None)
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == [*texts, ""]
+    OpenAICompletion.model_validate({k: v for k, v in chunks[-1].items() if k != "usage"}, strict=True)
+
+
+@pytest.mark.parametrize("kind", [ChatForm, CompletionForm])
+def test_logprobs_stream_in_the_form_of_the_whole_answer(kind):
+    form = kind(byte_level().pieces)
+    head = form.head("x", 1, "m")
+    [chunk] = chunks_of(form.chunks(head, 0, include_usage=False).text("the", form.logprobs(ENTRIES, 4)))
+    whole = json.loads(form.reply(head, [Part(0, "the", "stop", ENTRIES)], USAGE))
+    streamed = chunk["choices"][0]["logprobs"]
+    if kind is CompletionForm:
+        assert streamed.pop("text_offset") == [4]
+        assert whole["choices"][0]["logprobs"].pop("text_offset") == [0]
+    assert streamed == whole["choices"][0]["logprobs"]
+
+
+def test_whole_answers_are_openais():
+    chat = ChatForm(byte_level().pieces)
+    body = chat.reply(chat.head("x", 1, "m"), [Part(0, "é", "stop", None), Part(1, "", "length", ENTRIES)], USAGE)
+    parsed = OpenAIChat.model_validate_json(body, strict=True)
+    assert [choice.message.content for choice in parsed.choices] == ["é", ""]
+    assert parsed.choices[0].logprobs is None
+    assert parsed.choices[1].logprobs.content[0].token == "the"
+    assert parsed.usage.prompt_tokens_details.cached_tokens == 3
+    plain = CompletionForm(byte_level().pieces, ["the "])
+    body = plain.reply(plain.head("x", 1, "m"), [Part(0, "fox", "length", ENTRIES)], USAGE)
+    parsed = OpenAICompletion.model_validate_json(body, strict=True)
+    assert parsed.choices[0].logprobs.top_logprobs == [{"the": -0.5}]
+    assert parsed.usage.total_tokens == 12
+    assert plain.opening(0) == "the "
+
+
+def test_the_last_chunk_has_the_usage_and_no_choice():
+    [chunk] = chunks_of(usage_frame(ChatForm(byte_level().pieces).head("x", 1, "m"), USAGE))
+    parsed = ChatCompletionChunk.model_validate(chunk, strict=True)
+    assert (parsed.choices, parsed.usage.completion_tokens) == ([], 7)
+    assert DONE == b"data: [DONE]\n\n"
+
+
+def test_a_frame_holds_a_struct_or_json():
+    assert frame(b"{}") == b"data: {}\n\n"
+    assert chunks_of(frame(USAGE))[0]["prompt_tokens"] == Usage(**chunks_of(frame(USAGE))[0]).prompt_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (invalid("m", "p"), 400, "invalid_request_error", None),
+        (context_length_exceeded(60, 10, 64, "prompt"), 400, "invalid_request_error", "context_length_exceeded"),
+        (unauthorised("m"), 401, "authentication_error", "invalid_api_key"),
+        (too_busy("m", 3), 429, "rate_limit_error", "rate_limit_exceeded"),
+        (unavailable("m"), 503, "service_unavailable_error", "unavailable"),
+        (from_mesh(400, "bad", "m"), 400, "invalid_request_error", "bad"),
+        (from_mesh(429, "queue_full", "m", 9), 429, "rate_limit_error", "queue_full"),
+        (from_mesh(503, "", "m"), 503, "service_unavailable_error", None),
+        (from_mesh(500, "x", "m"), 500, "server_error", "x"),
+    ],
+)
+def test_error_bodies(error, status, kind, code):
+    [body] = chunks_of(error_frame(error))
+    assert set(body) == {"error"}
+    assert (error.status, body["error"]["type"], body["error"]["code"]) == (status, kind, code)
+    assert (error.retry_after_s > 0) == (status in {429, 503})
