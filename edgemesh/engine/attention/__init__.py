@@ -1,0 +1,1 @@
+"""Attention over KV pages behind one narrow interface, one file per backend."""
