@@ -27,11 +27,11 @@ from edgemesh.topology.config import (
 )
 from edgemesh.topology.derivation import derive
 from edgemesh.topology.errors import TopologyError
+from edgemesh.topology.files import shipped, shipped_names
+from edgemesh.topology.machine import preflight
 from edgemesh.topology.mesh import Actor, CoupledSet, Link, Mesh, RankSplit
 from edgemesh.topology.parse import load, parse
-from edgemesh.topology.preflight import preflight
 from edgemesh.topology.rules import resolve
-from edgemesh.topology.shipped import shipped, shipped_names
 
 __all__ = [
     "Actor",

@@ -11,8 +11,8 @@ import msgspec
 
 from edgemesh.topology.config import Section, Topology
 from edgemesh.topology.errors import TopologyError
+from edgemesh.topology.files import shipped
 from edgemesh.topology.rules import resolve
-from edgemesh.topology.shipped import shipped
 
 MAX_FILE_BYTES: Final = 1 << 20
 

@@ -261,3 +261,14 @@ def test_the_demo_is_split_attention_dp_for_a_laptop():
         1,
         "smollm2-135m",
     )
+
+
+def test_shipped_files_that_are_not_installed_are_missed_in_words(tmp_path, monkeypatch):
+    wheel, checkout = tmp_path / "shipped", tmp_path / "topology"
+    monkeypatch.setattr("edgemesh.topology.files._PLACES", (wheel, checkout))
+    with pytest.raises(TopologyError, match="install EdgeMesh again"):
+        shipped("demo")
+    for place in (checkout, wheel):
+        place.mkdir()
+        (place / "demo.toml").touch()
+        assert shipped("demo.toml") == place / "demo.toml"

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from edgemesh.topology import Gateway, MeshShape, Model, Topology, Trace, preflight, resolve
+from edgemesh.topology import Engine, Gateway, MeshShape, Model, Topology, Trace, preflight, resolve
 
 
 @pytest.fixture
@@ -59,3 +59,22 @@ def test_a_taken_port_between_hosts_is_named(taken):
     shape = MeshShape(tp=1, dp=2, attn_tp=1, hosts=("127.0.0.1", "127.0.0.2"), keys_dir="/", base_port=taken - 2)
     problems = preflight(resolve(Topology(mesh=shape, gateway=Gateway(port=0))))
     assert any(f":{taken}" in problem and "mesh.base_port" in problem for problem in problems)
+
+
+def test_a_cuda_mesh_needs_a_card_for_every_rank_of_a_plane(tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / name).touch()
+    for tp, problems in ((2, 0), (4, 1)):
+        topology = Topology(mesh=MeshShape(tp=tp), engine=Engine(device="cuda"), gateway=Gateway(port=0))
+        assert len(preflight(resolve(topology), devices=tmp_path)) == problems
+    null = Topology(mesh=MeshShape(tp=4), engine=Engine(device="cuda", kind="null"), gateway=Gateway(port=0))
+    assert preflight(resolve(null), devices=tmp_path) == []
+
+
+def test_cards_are_counted_for_the_ranks_of_one_host(tmp_path):
+    (tmp_path / "nvidia0").touch()
+    shape = MeshShape(tp=3, hosts=("127.0.0.1", "127.0.0.2"), keys_dir=str(tmp_path / "keys"))
+    topology = resolve(Topology(mesh=shape, engine=Engine(device="cuda"), gateway=Gateway(port=0)))
+    (tmp_path / "keys").mkdir(mode=0o700)
+    assert "would run 2 ranks" in preflight(topology, host=0, devices=tmp_path)[0]
+    assert preflight(topology, host=1, devices=tmp_path) == []

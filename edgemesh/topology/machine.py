@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgemesh.topology.config import Topology
-from edgemesh.topology.derivation import derive
+from edgemesh.topology.derivation import derive, rank_hosts
 
 
-def preflight(topology: Topology, run_dir: str = "", host: int = 0) -> list[str]:
-    """Every problem that would stop this topology on this machine, the ``host``-th of the mesh; none: an empty list."""
-    problems = [*_model(topology), *_directories(topology, run_dir)]
+def preflight(topology: Topology, run_dir: str = "", host: int = 0, devices: Path = Path("/dev")) -> list[str]:
+    """Every problem that would stop this topology on this machine, the ``host``-th of the mesh; none: an empty list.
+
+    ``devices`` is where the kernel shows its GPUs.
+    """
+    problems = [*_model(topology), *_directories(topology, run_dir), *_cards(topology, host, devices)]
     if host == 0:
         problems += [*_gateway(topology)]
     problems += [*_ports(topology, host)]
@@ -59,6 +62,18 @@ def _model(topology: Topology) -> Iterator[str]:
     path = topology.model.path
     if path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().exists():
         yield f"model.path = {path!r} does not exist"
+
+
+def _cards(topology: Topology, host: int, devices: Path) -> Iterator[str]:
+    if topology.engine.device != "cuda" or topology.engine.kind == "null":
+        return
+    ranks = rank_hosts(topology).count(host)
+    found = sum(1 for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
+    if found < ranks:
+        yield (
+            f'engine.device = "cuda": this machine has {found} NVIDIA GPU{"" if found == 1 else "s"} and would run {ranks}'
+            f' rank{"" if ranks == 1 else "s"} of a plane, one per GPU; lower mesh.tp and mesh.dp, or set engine.device = "cpu"'
+        )
 
 
 def _directories(topology: Topology, run_dir: str) -> Iterator[str]:
