@@ -201,7 +201,7 @@ class Router(Section, frozen=True):
         Meta(
             ge=1,
             le=1000,
-            description="Overloaded means: more outstanding tokens than this many times the groups' mean.",
+            description="A group is overloaded that is above the least busy one by (this - 1) times the groups' mean, beyond what its prefix saves.",
         ),
     ] = 1.25
 
