@@ -72,6 +72,9 @@ def _beside(path: Path) -> Path:
         ggufs = sorted(path.glob("*.gguf"))
         if ggufs and next(path.glob("*.safetensors"), None) is None:
             return _with_files(path, ggufs)
+        if not (path / "config.json").is_file():
+            message = f"{path}: holds neither config.json nor a .gguf file"
+            raise ModelError(message)
         return path
     if path.suffix != ".gguf":
         message = f"{path}: is neither a directory nor a .gguf file"

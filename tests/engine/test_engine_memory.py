@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -61,7 +62,7 @@ def grant_of(regions, places):
 
 
 def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 # --- regions ---------------------------------------------------------------------------------------
@@ -149,8 +150,8 @@ def test_only_sealed_memfds_of_the_stated_size_are_adopted(tmp_path):
     with pytest.raises(MemoryFault, match="seals"):
         Region.adopt(loose, 4096)
     os.close(loose)
-    with (tmp_path / "file").open("wb") as file, pytest.raises(MemoryFault, match="no memfd"):
-        file.truncate(4096)
+    (tmp_path / "file").write_bytes(bytes(4096))
+    with (tmp_path / "file").open("rb") as file, pytest.raises(MemoryFault, match="no memfd"):
         Region.adopt(file.fileno(), 4096)
 
 
@@ -251,7 +252,7 @@ def test_a_lease_leaves_no_descriptor_open_but_the_mappings(tmp_path):
 
 
 def test_no_vault_is_a_refusal(tmp_path):
-    with pytest.raises(LeaseRefused, match="rank-0.decode got no memory from the vault"):
+    with pytest.raises(LeaseRefused, match=r"rank-0\.decode got no memory from the vault"):
         lease(tmp_path / "none", REQUEST, 1)
 
 
