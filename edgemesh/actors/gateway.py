@@ -59,6 +59,9 @@ SWEEP_S: Final = 0.1
 """How often what no event drives is looked at: full links, slow clients, the end of a drain."""
 
 BACKLOG: Final = 2048
+SEND_BUFFER: Final = 128 << 10
+"""Bytes that the kernel holds for one client; left to itself it would take megabytes for each that does not read."""
+
 USER_TIMEOUT_MS: Final = 30_000
 """How long the kernel keeps a connection whose peer acknowledges nothing."""
 
@@ -199,7 +202,8 @@ def listening_socket(mesh: Mesh, descriptor: int) -> socket.socket:
         if settings.processes > 1:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind((settings.host, settings.port))
-    # Accepted sockets inherit both.
+    # Accepted sockets inherit all of these.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
     bound.setblocking(False)  # noqa: FBT003 - the standard library takes it by position

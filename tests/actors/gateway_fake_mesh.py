@@ -35,6 +35,7 @@ from edgemesh.wire.messages import (
     Emit,
     Failed,
     Health,
+    Hello,
     Item,
     Logprob,
     Ready,
@@ -79,7 +80,8 @@ class FakeStream:
 class FakeMesh:
     """Runs the gateway; use as a context manager."""
 
-    def __init__(self, *, env=None, capacity=None, group=None, **gateway):
+    def __init__(self, *, env=None, capacity=None, group=None, serve=True, spawn=True, **gateway):
+        self._serve, self._spawns = serve, spawn
         self.run_dir = Path(tempfile.mkdtemp(prefix="em-gw-")) / "run"
         settings = {"host": "127.0.0.1", "port": 0} | gateway
         self.topology = Topology(
@@ -107,10 +109,10 @@ class FakeMesh:
         self.most_out = {}
         self.live = {}
         self._env = {**os.environ, **(env or {})}
-        self._commands, self._ready = [], threading.Event()
+        self._commands, self._later, self._ready = [], [], threading.Event()
         self._over = False
         self._gateways = []
-        self._turn = 0
+        self._turn = self._readies = 0
 
     # --- what tests say to it ---
 
@@ -128,6 +130,10 @@ class FakeMesh:
 
     def pid(self, index=0):
         return self._gateways[index].pid
+
+    def accept(self, submit, group):
+        """The word of a group that takes a request."""
+        self._later.append((group, submit.gateway, Accepted(group, submit.gateway, 0, submit.request, 0)))
 
     def wait_exit(self, seconds=10):
         return [process.wait(seconds) for process in self._gateways]
@@ -149,12 +155,14 @@ class FakeMesh:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         try:
-            for index in range(self.topology.gateway.processes):
-                self._gateways.append(self._spawn(index))
-            wait_for(self._ready.is_set, "the gateways are ready", 30)
-            for index in range(self.topology.gateway.processes):
-                self.tell(Health(0, serving=True), index)
-            wait_for(lambda: healthy(self.url), "the gateway serves")
+            if self._spawns:
+                for index in range(self.topology.gateway.processes):
+                    self._gateways.append(self.spawn(index))
+                wait_for(self._ready.is_set, "the gateways are ready", 30)
+            if self._spawns and self._serve:
+                for index in range(self.topology.gateway.processes):
+                    self.tell(Health(0, serving=True), index)
+                wait_for(lambda: healthy(self.url), "the gateway serves")
         except BaseException:
             self._end()
             raise
@@ -183,7 +191,7 @@ class FakeMesh:
             port.close()
         shutil.rmtree(self.run_dir.parent, ignore_errors=True)
 
-    def _spawn(self, index):
+    def spawn(self, index):
         arguments = ["--run-dir", str(self.run_dir), "--name", f"gateway-{index}", "--epoch", "0"]
         log = (self.run_dir.parent / f"gateway-{index}.log").open("wb")
         with log:
@@ -197,34 +205,39 @@ class FakeMesh:
     # --- the scripted actors, all in one thread ---
 
     def _run(self):
-        ready = 0
         while not self._over:
             for port in self._ports.values():
                 for _, message in port.receive(0):
-                    if type(message).__name__ == "Hello":
-                        port.send(LinkKind.COMMAND, Begin(0, self.capacity), message.actor)
-                    elif isinstance(message, Ready):
-                        self.url = message.detail
-                        ready += 1
-                        if ready == self.topology.gateway.processes:
-                            self._ready.set()
-                    elif isinstance(message, Drained):
-                        self.drained.set()
-                    elif isinstance(message, Submit):
-                        self._place(message)
-                    elif isinstance(message, Cancel):
-                        self.cancels.append(message)
-                        self.live.pop(message.request, None)
-                    elif isinstance(message, Credit):
-                        self.credits.append(message)
-                        if message.request in self.live:
-                            self.live[message.request].credit = message.upto
+                    self._hear(port, message)
             while self._commands:
                 to, message = self._commands.pop(0)
                 with contextlib.suppress(LinkError):
                     self._ports["supervisor-0"].send(LinkKind.COMMAND, message, to)
+            while self._later:
+                self._say(*self._later.pop(0))
             self._tick()
             time.sleep(0.0005)
+
+    def _hear(self, port, message):
+        match message:
+            case Hello():
+                port.send(LinkKind.COMMAND, Begin(0, self.capacity), message.actor)
+            case Ready():
+                self.url = message.detail
+                self._readies += 1
+                if self._readies == self.topology.gateway.processes:
+                    self._ready.set()
+            case Drained():
+                self.drained.set()
+            case Submit():
+                self._place(message)
+            case Cancel():
+                self.cancels.append(message)
+                self.live.pop(message.request, None)
+            case Credit():
+                self.credits.append(message)
+                if message.request in self.live:
+                    self.live[message.request].credit = message.upto
 
     def _place(self, submit):
         self.submits.append(submit)
