@@ -78,7 +78,9 @@ class BarrierActor:
 
     def _release(self, before: BarrierState, state: BarrierState, releases: list[Release], last: int | None) -> None:
         self.states[state.plane] = state
-        self._changed.add(state.plane)
+        if releases or state.rule.hold_ns or self._due[state.plane] is None:
+            # Otherwise what is due stays: it counts from the first work for the tick.
+            self._changed.add(state.plane)
         for release in releases:
             for name in self.names:
                 try:

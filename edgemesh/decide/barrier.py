@@ -158,7 +158,7 @@ def _complete(state: BarrierState) -> bool:
     After a respawn that tick may be a later one than the barrier's: all ticks before it are over.
     """
     head = state.arrivals[0]
-    if head is None or any(each is None or each.tick != head.tick for each in state.arrivals):
+    if head is None or None in state.arrivals or any(each is None or each.tick != head.tick for each in state.arrivals):
         return False
     return any(each is not None and each.shape.tokens for each in state.arrivals)
 
