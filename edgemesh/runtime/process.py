@@ -11,6 +11,9 @@ from typing import Any, Final
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_NAME: Final = 15
+RUN_MARK: Final = "EDGEMESH_RUN_DIR"
+"""In the environment of every process of a run, and of what those start: by it the reaper finds them."""
+
 ORPHANED: Final = 71
 """Exit code of a child that finds its parent gone."""
 
@@ -23,7 +26,7 @@ class Exited:
 
     def __str__(self) -> str:
         if self.code < 0:
-            return f"killed by {signal_name(-self.code)}"
+            return f"was killed by {signal_name(-self.code)}"
         return f"exited with code {self.code}"
 
 

@@ -81,7 +81,7 @@ class Channel:
             for index, frame in enumerate(frames):
                 send(frame, _MORE if index < last else _NOBLOCK, copy=len(frame) < ZERO_COPY_BYTES)
         except zmq.Again as error:
-            text = f"{to} is {HWM} messages behind"
+            text = f"{to} is behind by as many messages as the link holds"
             raise LinkFull(text) from error
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:

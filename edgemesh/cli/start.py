@@ -1,0 +1,116 @@
+"""``edgemesh start``: from a topology file and a model to a mesh that serves."""
+
+import resource
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.console import Console
+
+from edgemesh.actors.supervisor import supervise
+from edgemesh.cli.errors import fail
+from edgemesh.cli.start_view import LiveView, PlainView
+from edgemesh.runtime.clock import monotonic_ns
+from edgemesh.runtime.paths import state_dir
+from edgemesh.topology import Topology, TopologyError, load, preflight
+
+KEPT_TRACES: Final = 20
+"""Runs whose traces are kept in the state directory; the oldest beyond them go."""
+
+
+def start(
+    topology: Annotated[
+        str, typer.Option(help="A topology file, or the name of a shipped one (demo, tp8-dp2, ...).")
+    ] = "demo",
+    model: Annotated[
+        str, typer.Option(help="A pulled model, a Hugging Face directory or id, a GGUF file.", show_default=False)
+    ] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on.", show_default=False)] = "",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.", show_default=False)
+    ] = None,
+    trace_dir: Annotated[Path | None, typer.Option(help="Where traces go.", show_default=False)] = None,
+    served_name: Annotated[str, typer.Option(help="The model's name in the API.", show_default=False)] = "",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="section.key=value over the file's; repeatable.", show_default=False),
+    ] = None,
+) -> None:
+    """Start a mesh and serve the OpenAI API."""
+    start_ns = monotonic_ns()
+    options = {"model.path": model, "gateway.host": host, "gateway.port": port, "model.served_name": served_name}
+    options["trace.dir"] = str(trace_dir.absolute()) if trace_dir is not None else ""
+    given = [f"{key}={_toml(value)}" for key, value in options.items() if value not in {"", None}]
+    console = Console(stderr=True)
+    try:
+        wanted = prepare(load(topology, [*(overrides or ()), *given]), console)
+    except TopologyError as error:
+        raise fail(str(error), 2) from error
+    with closing(LiveView(console) if console.is_terminal else PlainView(console)) as view:
+        try:
+            code = supervise(wanted, view, start_ns=start_ns)
+        except OSError as error:
+            gateway = wanted.gateway
+            text = f"cannot listen on {gateway.host}:{gateway.port}: {error.strerror or error}; choose another --port or --host."
+            raise fail(text) from error
+    raise typer.Exit(code)
+
+
+def prepare(topology: Topology, console: Console) -> Topology:
+    """Everything that can be known to fail before a process is started; the topology with its paths resolved.
+
+    Raises ``TopologyError``.
+    """
+    if len(topology.mesh.hosts) > 1:
+        hosts = ", ".join(topology.mesh.hosts)
+        text = f"mesh.hosts names {len(topology.mesh.hosts)} machines ({hosts}); edgemesh start runs the mesh of one."
+        raise TopologyError(text)
+    if not topology.trace.dir:
+        trace = msgspec.structs.replace(topology.trace, dir=str(_new_trace_dir(topology.mesh.name)))
+        topology = msgspec.structs.replace(topology, trace=trace)
+    problems = preflight(topology)
+    if problems:
+        raise TopologyError("; ".join(problems) + ".")
+    _raise_descriptor_limit()
+    return _with_model(topology, console)
+
+
+def _with_model(topology: Topology, console: Console) -> Topology:
+    """Name the model's directory; the default model is pulled if it is not there."""
+    from edgemesh.cli.pull import PullError, fetch  # noqa: PLC0415 - only when there is a model to find
+    from edgemesh.engine.locate import CATALOGUE, locate  # noqa: PLC0415
+    from edgemesh.engine.shape import ModelError  # noqa: PLC0415
+
+    name = topology.model.path
+    try:
+        directory = fetch(name, console) if name in CATALOGUE else locate(name)
+    except (ModelError, PullError) as error:
+        raise TopologyError(str(error)) from error
+    served = topology.model.served_name or Path(name).name.removesuffix(".gguf")
+    model = msgspec.structs.replace(topology.model, path=str(directory), served_name=served)
+    return msgspec.structs.replace(topology, model=model)
+
+
+def _new_trace_dir(mesh_name: str) -> Path:
+    """A directory of its own for this run, in the order of their starts; the oldest of too many are removed."""
+    runs = state_dir()
+    runs.mkdir(parents=True, exist_ok=True)
+    known = sorted((path for path in runs.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for old in known[: max(0, len(known) + 1 - KEPT_TRACES)]:
+        shutil.rmtree(old, ignore_errors=True)
+    return runs / f"{mesh_name}-{monotonic_ns():x}"
+
+
+def _raise_descriptor_limit() -> None:
+    """Streams and links are descriptors; take all that the system grants."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _toml(value: object) -> str:
+    """A value for ``--set``: text quoted, so that it stays text."""
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,73 @@
+"""Who holds a step that takes too long, told from where everybody stands.
+
+A hung rank keeps its peers inside a collective and its group waiting for a result, so the first mark over its bound
+need not be the culprit's: whoever is furthest behind in that plane is.
+"""
+
+from collections.abc import Mapping
+
+from edgemesh.topology import Actor, Mesh
+from edgemesh.wire.ids import Phase, Role
+from edgemesh.wire.messages import Mark
+
+Standing = Mapping[str, tuple[Mark, ...]]
+"""The latest marks of each actor, by name."""
+
+
+def over_bound(marks: tuple[Mark, ...], now: int) -> Mark | None:
+    """The first mark whose phase lasts longer than it may."""
+    return next((mark for mark in marks if 0 < mark.bound_ns < now - mark.since_ns), None)
+
+
+def holders(mesh: Mesh, name: str, mark: Mark, standing: Standing) -> tuple[str, ...]:
+    """The actors that the tick of an overdue ``mark`` waits for; at least ``name``, whose mark it is."""
+    actor = mesh.actor(name)
+    if actor.group is None:
+        return (name,)
+    groups = mesh.set_of(actor.group).groups
+    if mark.phase is Phase.ARRIVED:
+        waiting = [each.name for each in mesh.actors_of(Role.GROUP) if each.group in groups]
+        return _absent(waiting, mark, standing) or (mesh.set_of(actor.group).barrier or name,)
+    ranks = [rank for group in groups for rank in mesh.rank_names(group, mark.plane)]
+    return _behind(ranks, mark, standing) or (name,)
+
+
+def _absent(groups: list[str], mark: Mark, standing: Standing) -> tuple[str, ...]:
+    """The groups that have not arrived for the mark's tick."""
+    return tuple(
+        name
+        for name in groups
+        if (at := _at(name, mark, standing)) is None or at.tick < mark.tick or at.phase is not Phase.ARRIVED
+    )
+
+
+def _behind(ranks: list[str], mark: Mark, standing: Standing) -> tuple[str, ...]:
+    """The ranks at the lowest tick where some are ahead; where none is, those inside the step."""
+    at = {name: found for name in ranks if (found := _at(name, mark, standing)) is not None}
+    if not at:
+        return ()
+    lowest = min(found.tick for found in at.values())
+    if lowest < max(found.tick for found in at.values()):
+        return tuple(name for name, found in at.items() if found.tick == lowest)
+    return tuple(name for name, found in at.items() if found.phase is Phase.RUNNING)
+
+
+def _at(name: str, mark: Mark, standing: Standing) -> Mark | None:
+    return next((each for each in standing.get(name, ()) if each.plane is mark.plane), None)
+
+
+def describe(actor: Actor) -> str:
+    """``rank-3.decode (rank 3 of group 0, decode plane)``."""
+    if actor.role is Role.RANK:
+        return f"{actor.name} (rank {actor.index} of group {actor.group}, {actor.plane} plane)"
+    return actor.name
+
+
+def whereabouts(marks: tuple[Mark, ...], now: int) -> str:
+    """``decode tick 17, running for 2.1 s``, of the plane that has been busy for longest."""
+    busy = [mark for mark in marks if mark.phase is not Phase.WAITING] or list(marks)
+    if not busy:
+        return "no report yet"
+    mark = min(busy, key=lambda each: each.since_ns)
+    lasted = f" for {(now - mark.since_ns) / 1e9:.1f} s" if mark.since_ns else ""
+    return f"{mark.plane} tick {mark.tick}, {mark.phase}{lasted}"

@@ -1,0 +1,1 @@
+"""Actors that keep the supervisor's protocol and do nothing else; a module for each role."""

@@ -1,0 +1,3 @@
+from fakes.fake import run
+
+run()

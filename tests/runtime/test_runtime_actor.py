@@ -1,0 +1,140 @@
+"""The loop that runs an actor, in a thread, with its supervisor's sockets in the test."""
+
+import contextlib
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgemesh.runtime.actor import FAULT, run
+from edgemesh.runtime.link import PeerAbsent
+from edgemesh.runtime.port import default_plane
+from edgemesh.wire.catalogue import LinkKind
+from edgemesh.wire.ids import Phase, Plane
+from edgemesh.wire.messages import Cancel, Drain, Fault, Health, Hello, Mark, Progress, Stop
+
+MARK = Mark(Plane.MIXED, 5, Phase.RUNNING, 9, 0)
+
+
+class Recorder:
+    """An actor that remembers what the loop did with it."""
+
+    made = threading.Event()
+    latest: "Recorder"
+
+    def __init__(self, mesh, name, epoch, port):
+        self.mesh, self.port, self.done = mesh, port, False
+        self.calls: list[object] = []
+        self.due = None
+        self.settled = threading.Event()
+        Recorder.latest = self
+        Recorder.made.set()
+
+    def receive(self, kind, message):
+        self.calls.append(message)
+        match message:
+            case Drain():
+                self.due = self.port.now() + 30_000_000
+            case Cancel(request="end"):
+                self.done = True
+            case Cancel(request="crash"):
+                raise ZeroDivisionError("told to")
+
+    def settle(self):
+        self.calls.append("settle")
+        if self.due is not None and self.port.now() >= self.due:
+            self.due = None
+            self.calls.append("deadline")
+        self.settled.set()
+
+    def deadline(self):
+        return self.due
+
+    def marks(self):
+        return (MARK,)
+
+
+@pytest.fixture
+def running(mesh, port_of):
+    """group-0 under the loop; gives (supervisor's port, gateway's port, thread, codes)."""
+    supervisor, gateway = port_of("supervisor-0"), port_of("gateway-0")
+    codes: list[int] = []
+    Recorder.made.clear()
+    thread = threading.Thread(target=lambda: codes.append(run(Recorder, mesh_dir(mesh), "group-0", 0)))
+    thread.start()
+    heard = wait_for(supervisor, Hello)
+    assert heard.actor == "group-0"
+    assert Recorder.made.wait(5)
+    yield supervisor, gateway, thread, codes
+    with contextlib.suppress(PeerAbsent):
+        supervisor.send(LinkKind.COMMAND, Stop("the test is over"), "group-0")
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def mesh_dir(mesh):
+    return Path(mesh.run_dir)
+
+
+def wait_for(port, kind):
+    """The next message of a type."""
+    for _ in range(100):
+        for _, message in port.receive(1000):
+            if isinstance(message, kind):
+                return message
+    raise AssertionError(kind)
+
+
+def test_hello_then_progress_from_a_thread_with_the_actors_own_marks(running):
+    supervisor, *_ = running
+    first = wait_for(supervisor, Progress)
+    while first.marks != (MARK,):
+        assert first.marks[0].phase is Phase.STARTING
+        first = wait_for(supervisor, Progress)
+
+
+def test_one_settle_after_a_batch_and_stop_ends_the_loop(running):
+    supervisor, _, thread, codes = running
+    supervisor.send(LinkKind.COMMAND, Health(0, serving=True), "group-0")
+    assert Recorder.latest.settled.wait(5)
+    supervisor.send(LinkKind.COMMAND, Stop("enough"), "group-0")
+    thread.join(10)
+    assert codes == [0]
+    assert Recorder.latest.calls == [Health(0, serving=True), "settle", Stop("enough")]
+
+
+def test_settle_at_the_deadline_though_nothing_came(running):
+    supervisor, *_ = running
+    supervisor.send(LinkKind.COMMAND, Drain(1), "group-0")
+    for _ in range(500):
+        if "deadline" in Recorder.latest.calls:
+            break
+        Recorder.latest.settled.wait(0.02)
+    assert Recorder.latest.calls[0] == Drain(1)
+    assert Recorder.latest.calls[-1] == "deadline"
+    # It slept in between: no spinning towards the deadline.
+    assert Recorder.latest.calls.count("settle") <= 4
+
+
+def test_an_actor_that_is_done_ends_the_loop(running):
+    _, gateway, thread, codes = running
+    gateway.send(LinkKind.STEER, Cancel(0, "end", 0), "group-0")
+    thread.join(10)
+    assert codes == [0]
+
+
+def test_an_exception_is_reported_traced_and_has_its_exit_code(running, mesh, capfd):
+    supervisor, gateway, thread, codes = running
+    gateway.send(LinkKind.STEER, Cancel(0, "crash", 0), "group-0")
+    assert wait_for(supervisor, Fault).reason == "ZeroDivisionError: told to"
+    thread.join(10)
+    assert codes == [FAULT]
+    lines = [msgspec.json.decode(line) for line in (mesh_dir(mesh) / "trace/group-0.jsonl").read_bytes().splitlines()]
+    (fault,) = [line for line in lines if line["event"] == "actor.fault"]
+    assert "in receive" in fault["stack"]
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_the_plane_of_an_actor_without_steps(mesh):
+    assert default_plane(mesh, "rank-1.mixed") is default_plane(mesh, "router-0") is Plane.MIXED
