@@ -29,6 +29,7 @@ from edgemesh.wire.messages import (
     Capacity,
     Credit,
     Done,
+    Drained,
     Emit,
     Failed,
     Fault,
@@ -97,10 +98,10 @@ class Stream:
     credit: int = 1 << 20
 
 
-def ask(name, prompt, max_tokens, *, at_ms=0.0, seed=0, **fields):
+def ask(name, prompt, max_tokens, *, at_ms=0.0, seed=0, gateway=0, **fields):
     """A request made by hand; those of one ``seed`` begin alike."""
     tokens = TokenArray.of((seed * 31 + each) % VOCAB for each in range(prompt))
-    submit = Submit(name, 0, 0, tokens, Sampling(), max_tokens, **fields)
+    submit = Submit(name, 0, gateway, tokens, Sampling(), max_tokens, **fields)
     return Stream(submit, int(at_ms * MS))
 
 
@@ -109,11 +110,13 @@ class SimSupervisor:
 
     def __init__(self, sim, name):
         self.sim, self.name, self.done = sim, name, False
-        self.ready, self.faults = set(), []
+        self.ready, self.drained, self.faults = set(), set(), []
 
     def receive(self, _kind, message):
         if isinstance(message, Ready):
             self.ready.add(message.actor)
+        if isinstance(message, Drained):
+            self.drained.add(message.actor)
         if isinstance(message, Fault):
             self.faults.append(message)
         self.sim.expect(not self.faults, f"a fault: {self.faults}")
@@ -342,6 +345,8 @@ class Simulation:
             self.at(when, lambda: self.deliver(sent))
 
     def deliver(self, sent):
+        if not self.net.is_present(sent.to):
+            return
         message = self.net.admit(sent)
         self.expect(message is not None, f"{sent.to} refused {sent.message}")
         self.mailbox[sent.to].append((sent.kind, message))
@@ -435,7 +440,12 @@ class Simulation:
         self.run(lambda: False)
         for stream in self.streams:
             stream.at_ns += self.clock.now()
-            self.at(stream.at_ns, lambda stream=stream: self.gateways[stream.submit.gateway].ask(stream))
+            self.at(stream.at_ns, lambda stream=stream: self.ask(stream))
+
+    def ask(self, stream):
+        gateway = self.gateways[stream.submit.gateway]
+        if gateway.name not in self.frozen:
+            gateway.ask(stream)
 
     def run(self, enough):
         """Let events happen until there is none left, or ``enough``."""
@@ -452,8 +462,12 @@ class Simulation:
             self.expect(len(self.verdicts) <= self.world.tick_bound, f"{len(self.verdicts)} ticks and no end")
 
     def play(self):
-        """The whole: start, serve until nothing moves, and prove that nothing is left over."""
+        """The whole: start and finish."""
         self.begin()
+        return self.finish()
+
+    def finish(self):
+        """Serve until nothing moves, and prove that nothing is left over."""
         self.run(lambda: False)
         left = [stream.submit.request for stream in self.streams if not stream.end]
         self.expect(not left, f"nothing moves any more, and {left} have not ended; {self.standing()}")
