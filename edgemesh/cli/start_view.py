@@ -15,6 +15,7 @@ from edgemesh.wire.ids import Role
 BAR: Final = 32
 SHOWN: Final = {
     "mesh.draining": "draining: running requests may finish; stop again to end now",
+    "mesh.stopping": "ending now, as asked by a signal",
     "mesh.first_tick": "the first tick has run",
 }
 LINE_NS: Final = 2_000_000_000

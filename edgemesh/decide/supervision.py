@@ -231,9 +231,8 @@ class Supervision:
                 Health(self.epoch, serving=False, draining=True, reason="the server is shutting down")
             )
             return actions + [Send(each.actor.name, drain) for each in self._alive(*DRAINING, Role.ROUTER)]
-        if self.stage is Stage.ENDING:
-            return self._kill()
-        return self._end("stopped by a signal", now)
+        note = Note("mesh.stopping", {"stage": self.stage})
+        return [note, *(self._kill() if self.stage is Stage.ENDING else self._end("stopped by a signal", now))]
 
     # --- time -------------------------------------------------------------------------------------------
 
