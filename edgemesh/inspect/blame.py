@@ -101,11 +101,12 @@ def _groups(ticks: Sequence[Tick]) -> tuple[GroupBlame, ...]:
 
 def _ranks(ticks: Iterable[Tick]) -> tuple[RankBlame, ...]:
     sums: dict[tuple[str, str], Counter[str]] = {}
-    seen: set[tuple[int, str, int, str]] = set()
+    seen: set[tuple[int, int, str, int, str]] = set()
     for tick in ticks:
         # Every group of a coupled set holds the same steps: each rank's counts once per tick.
-        fresh = [step for step in tick.steps if (tick.epoch, tick.plane, tick.tick, step.rank) not in seen]
-        seen.update((tick.epoch, tick.plane, tick.tick, step.rank) for step in fresh)
+        key = tick.run, tick.epoch, tick.plane, tick.tick
+        fresh = [step for step in tick.steps if (*key, step.rank) not in seen]
+        seen.update((*key, step.rank) for step in fresh)
         slowest = tick.slowest
         mean = sum(step.own_ns for step in tick.steps) // len(tick.steps) if tick.steps else 0
         for step in fresh:

@@ -53,6 +53,9 @@ class Category(enum.StrEnum):
     PREEMPTED = "preempted"
     """Put back into the queue because the pages ran out."""
 
+    SIBLINGS = "other choices"
+    """Ended in the group, while another choice of the same request was still on its way."""
+
     DELIVER = "deliver"
     """Ended in the group; the last tokens are detokenised and written to the socket."""
 
@@ -89,7 +92,11 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """One tick as one group lived it: arrived at the barrier, released and planned, done; None where not (yet) seen."""
+    """One tick as one group lived it: arrived at the barrier, released and planned, done; None where not (yet) seen.
+
+    ``previous`` is when the plane's tick before was done: up to then this one, planned ahead, waited for no one.
+    ``step_ns`` is the leading rank's own measure of the step.
+    """
 
     group: int
     plane: str
@@ -104,17 +111,26 @@ class Tick(msgspec.Struct, frozen=True):
     hold: str = ""
     requests: tuple[str, ...] = ()
     last: int | None = None
+    previous: int | None = None
+    step_ns: int | None = None
+    run: int = 1
     steps: tuple[Step, ...] = ()
 
     @property
     def barrier_ns(self) -> int:
-        """From the group's own arrival to the release."""
-        return max(self.plan - self.arrive, 0) if self.plan is not None and self.arrive is not None else 0
+        """What the barrier cost: from the group's arrival to the release, less what the step before hid."""
+        if self.plan is None or self.arrive is None:
+            return 0
+        return max(self.plan - max(self.arrive, self.previous or 0), 0)
 
     @property
     def run_ns(self) -> int:
-        """From the release to the acknowledged result."""
-        return max(self.done - self.plan, 0) if self.done is not None and self.plan is not None else 0
+        """The step: as the leading rank measured it, else from the release (or the step before) to the result."""
+        if self.step_ns:
+            return self.step_ns
+        if self.done is None or self.plan is None:
+            return 0
+        return max(self.done - max(self.plan, self.previous or 0), 0)
 
     @property
     def slowest(self) -> Step | None:
@@ -163,6 +179,7 @@ class Timeline(msgspec.Struct, frozen=True):
     sent_ns: int | None
     preemptions: int
     attempts: int
+    choices: int
 
     @property
     def e2e_ns(self) -> int:

@@ -46,16 +46,16 @@ ORDER BY at_ns, seq
 
 _TICKS: Final = """
 SELECT t."group", t.plane, t.tick, t.epoch, t.arrive, t.plan, t.done, t.tokens, t.sequences, t.idle, t.hold,
-    t.requests, r."last", s.steps
+    t.requests, r."last", t.previous, t.step_ns, t.run, s.steps
 FROM ticks t
 LEFT JOIN sets USING ("group")
-LEFT JOIN releases r ON r."set" = sets."set" AND r.epoch = t.epoch AND r.plane = t.plane AND r.tick = t.tick
+LEFT JOIN releases r ON r."set" = sets."set" AND r.run = t.run AND r.epoch = t.epoch AND r.plane = t.plane AND r.tick = t.tick
 LEFT JOIN (
-    SELECT sets."set", epoch, plane, tick,
+    SELECT sets."set", run, epoch, plane, tick,
         list({'rank': rank, 'group': steps."group", 'step_ns': step_ns, 'collective_ns': collective_ns} ORDER BY rank)
             AS steps
     FROM steps LEFT JOIN sets USING ("group") GROUP BY ALL
-) s ON s."set" = sets."set" AND s.epoch = t.epoch AND s.plane = t.plane AND s.tick = t.tick
+) s ON s."set" = sets."set" AND s.run = t.run AND s.epoch = t.epoch AND s.plane = t.plane AND s.tick = t.tick
 WHERE coalesce(t.done, t.plan, t.arrive) >= $start AND coalesce(t.arrive, t.plan, t.done) <= $end
     AND (t.arrive IS NOT NULL OR t.plan IS NOT NULL)
 ORDER BY coalesce(t.plan, t.arrive), t."group"
@@ -86,13 +86,30 @@ class PlaneStats(msgspec.Struct, frozen=True):
 _PLANES: Final = """
 SELECT plane, "group",
     count(*) FILTER (NOT idle), count(*) FILTER (idle), coalesce(sum(tokens) FILTER (NOT idle), 0),
-    coalesce(avg(done - plan) FILTER (NOT idle), 0), coalesce(quantile_cont(done - plan, 0.5) FILTER (NOT idle), 0),
-    coalesce(quantile_cont(done - plan, 0.99) FILTER (NOT idle), 0),
-    coalesce(avg(greatest(plan - arrive, 0)) FILTER (NOT idle), 0),
-    coalesce(quantile_cont(greatest(plan - arrive, 0), 0.99) FILTER (NOT idle), 0)
-FROM ticks
-WHERE done IS NOT NULL AND plan IS NOT NULL AND ($plane IS NULL OR plane = $plane)
+    coalesce(avg(step) FILTER (NOT idle), 0), coalesce(quantile_cont(step, 0.5) FILTER (NOT idle), 0),
+    coalesce(quantile_cont(step, 0.99) FILTER (NOT idle), 0),
+    coalesce(avg(barrier) FILTER (NOT idle), 0), coalesce(quantile_cont(barrier, 0.99) FILTER (NOT idle), 0)
+FROM (
+    SELECT *, coalesce(nullif(step_ns, 0), greatest(done - greatest(plan, coalesce(previous, 0)), 0)) AS step,
+        greatest(plan - greatest(coalesce(arrive, plan), coalesce(previous, 0)), 0) AS barrier
+    FROM ticks WHERE done IS NOT NULL AND plan IS NOT NULL AND ($plane IS NULL OR plane = $plane)
+)
 GROUP BY plane, "group" ORDER BY plane, "group"
+"""
+
+_SLOWEST: Final = """
+SELECT run, "group", epoch, plane, tick, coalesce(arrive, plan), done FROM ticks
+WHERE done IS NOT NULL AND plan IS NOT NULL AND NOT idle AND ($plane IS NULL OR plane = $plane)
+ORDER BY coalesce(nullif(step_ns, 0), greatest(done - greatest(plan, coalesce(previous, 0)), 0))
+    + greatest(plan - greatest(coalesce(arrive, plan), coalesce(previous, 0)), 0) DESC, tick, "group"
+LIMIT $limit
+"""
+
+_CHOICES: Final = """
+SELECT regexp_replace(request, '/[0-9]+$', '') AS parent,
+    count(DISTINCT request) FILTER (event = 'request.submitted') AS choices,
+    max(at_ns) FILTER (actor LIKE 'group-%' AND event IN ('request.finished', 'request.failed', 'request.aborted'))
+FROM events WHERE request IS NOT NULL GROUP BY parent HAVING choices > 1
 """
 
 
@@ -112,7 +129,9 @@ def find_request(trace: duckdb.DuckDBPyConnection, wanted: str) -> str:
     names |= {outer: request for outer, request in trace.execute(_OUTER_IDS).fetchall() if outer not in names}
     if wanted in names:
         return names[wanted]
-    begun = sorted({names[name] for name in names if name.startswith(wanted)})
+    stem = parent(wanted)
+    choice = wanted.removeprefix(stem)
+    begun = sorted({names[name] for name in names if name.startswith(stem) and name.endswith(choice)})
     if begun and len({parent(request) for request in begun}) == 1:
         return begun[0]
     if begun:
@@ -161,7 +180,13 @@ def timelines(trace: duckdb.DuckDBPyConnection, requests: Sequence[str]) -> list
     now: int = _one(trace, "SELECT max(at_ns) FROM events")
     start = min(event.at for found in named.values() for event in found)
     ticks = TickIndex(ticks_between(trace, start, now))
-    return [build(request, [*_of_parent(request, named), *named[request]], ticks, now) for request in requests]
+    together = {whole: (choices, last) for whole, choices, last in trace.execute(_CHOICES).fetchall()}
+    made = []
+    for request in requests:
+        choices, last = together.get(parent(request), (1, None))
+        own = [*_of_parent(request, named), *named[request]]
+        made.append(build(request, own, ticks, now, choices=choices, together=last))
+    return made
 
 
 def _of_parent(request: str, named: Mapping[str, Sequence[Event]]) -> list[Event]:
@@ -178,7 +203,7 @@ def ticks_between(trace: duckdb.DuckDBPyConnection, start: int, end: int) -> lis
 
 
 def _tick(row: Sequence[Any]) -> Tick:
-    *head, requests, last, steps = row
+    *head, requests, last, previous, step_ns, run, steps = row
     group, plane, tick, epoch, arrive, plan, done, tokens, sequences, idle, hold = head
     return Tick(
         group=group,
@@ -194,6 +219,9 @@ def _tick(row: Sequence[Any]) -> Tick:
         hold=hold,
         requests=tuple(requests or ()),
         last=last,
+        previous=previous,
+        step_ns=step_ns,
+        run=run,
         steps=tuple(Step(**step) for step in steps or ()),
     )
 
@@ -206,18 +234,13 @@ def plane_stats(trace: duckdb.DuckDBPyConnection, plane: str | None = None) -> l
 
 def slowest_ticks(trace: duckdb.DuckDBPyConnection, *, plane: str | None = None, limit: int = 10) -> list[Tick]:
     """The real ticks that took longest, from arrival to the result."""
-    rows = trace.execute(
-        'SELECT "group", epoch, plane, tick, coalesce(arrive, plan), done FROM ticks '
-        "WHERE done IS NOT NULL AND plan IS NOT NULL AND NOT idle AND ($plane IS NULL OR plane = $plane) "
-        "ORDER BY done - coalesce(arrive, plan) DESC LIMIT $limit",
-        {"plane": plane, "limit": limit},
-    ).fetchall()
+    rows = trace.execute(_SLOWEST, {"plane": plane, "limit": limit}).fetchall()
     if not rows:
         return []
-    wanted = {row[:4]: place for place, row in enumerate(rows)}
-    ticks = ticks_between(trace, min(row[4] for row in rows), max(row[5] for row in rows))
-    found = [tick for tick in ticks if (tick.group, tick.epoch, tick.plane, tick.tick) in wanted]
-    return sorted(found, key=lambda tick: wanted[tick.group, tick.epoch, tick.plane, tick.tick])
+    wanted = {row[:5]: place for place, row in enumerate(rows)}
+    ticks = ticks_between(trace, min(row[5] for row in rows), max(row[6] for row in rows))
+    named = {(tick.run, tick.group, tick.epoch, tick.plane, tick.tick): tick for tick in ticks}
+    return [named[each] for each in wanted]
 
 
 def _one(trace: duckdb.DuckDBPyConnection, query: str) -> Any:  # noqa: ANN401 - a cell of a table has any type

@@ -80,7 +80,8 @@ WHERE fields.ts IS NOT NULL AND fields.mono IS NOT NULL AND fields.event IS NOT 
 
 _TICKS: Final = """
 CREATE TABLE ticks AS
-SELECT "group", epoch, plane, tick,
+SELECT *, lag(done) OVER (PARTITION BY run, "group", epoch, plane ORDER BY tick) AS previous FROM (
+SELECT run, "group", epoch, plane, tick,
     max(at_ns) FILTER (event = 'tick.arrive') AS arrive,
     min(at_ns) FILTER (event = 'tick.plan') AS plan,
     max(at_ns) FILTER (event = 'tick.done') AS done,
@@ -94,12 +95,13 @@ SELECT "group", epoch, plane, tick,
 FROM events
 WHERE event IN ('tick.arrive', 'tick.plan', 'tick.done') AND tick IS NOT NULL AND plane IS NOT NULL
     AND "group" IS NOT NULL
-GROUP BY "group", epoch, plane, tick
+GROUP BY run, "group", epoch, plane, tick
+)
 """
 
 _STEPS: Final = """
 CREATE TABLE steps AS
-SELECT actor AS rank, "group", epoch, plane, tick, at_ns, coalesce(step_ns, 0) AS step_ns,
+SELECT actor AS rank, run, "group", epoch, plane, tick, at_ns, coalesce(step_ns, 0) AS step_ns,
     coalesce(collective_ns, 0) AS collective_ns,
     greatest(coalesce(step_ns, 0) - coalesce(collective_ns, 0), 0) AS own_ns,
     coalesce(tokens, 0) AS tokens, coalesce(idle, false) AS idle
@@ -109,7 +111,7 @@ WHERE event = 'tick.step' AND tick IS NOT NULL AND plane IS NOT NULL
 
 _RELEASES: Final = """
 CREATE TABLE releases AS
-SELECT coalesce("set", 0) AS "set", epoch, plane, tick, max(at_ns) AS at_ns, max(wait_ns) AS wait_ns,
+SELECT run, coalesce("set", 0) AS "set", epoch, plane, tick, max(at_ns) AS at_ns, max(wait_ns) AS wait_ns,
     any_value("last") AS "last", any_value(group_tokens) AS group_tokens
 FROM events
 WHERE event = 'tick.release' AND tick IS NOT NULL AND plane IS NOT NULL
@@ -184,6 +186,7 @@ def open_trace(directory: Path) -> duckdb.DuckDBPyConnection:
     )
     _load_events(connection, directory)
     _align_clocks(connection)
+    _number_runs(connection)
     for statement in (_TICKS, _STEPS, _RELEASES, _SETS):
         connection.execute(statement)
     connection.execute("SET enable_external_access = false")
@@ -263,3 +266,17 @@ def _align_clocks(connection: duckdb.DuckDBPyConnection) -> None:
         "UPDATE events SET at_ns = mono + clocks.base FROM clocks WHERE (ts - mono) // 1000000000 = clocks.second"
     )
     connection.execute("DROP TABLE clocks")
+
+
+def _number_runs(connection: duckdb.DuckDBPyConnection) -> None:
+    """Tell runs that share a directory apart (``run``, from 1): in each, ticks begin at 0 again.
+
+    A supervisor starts its vault once in the first epoch of a run, before any other actor can write.
+    """
+    connection.execute("ALTER TABLE events ADD COLUMN run BIGINT DEFAULT 1")
+    starts = connection.execute(
+        "SELECT at_ns FROM events WHERE actor = 'supervisor-0' AND event = 'actor.spawned' AND epoch = 0 "
+        "AND record->>'$.name' = 'vault-0' ORDER BY at_ns"
+    ).fetchall()
+    for run, (start,) in enumerate(starts[1:], 2):
+        connection.execute("UPDATE events SET run = ? WHERE at_ns >= ?", [run, start])

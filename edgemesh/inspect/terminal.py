@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rich import box
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from edgemesh.inspect.blame import Blame
 from edgemesh.inspect.facts import Category, Tick, Timeline
-from edgemesh.inspect.queries import PlaneStats
+from edgemesh.inspect.queries import PlaneStats, parent
 from edgemesh.inspect.sql import Answer
 from edgemesh.inspect.timeline import RUNNING, reason
 
@@ -36,6 +36,7 @@ STYLES: Final[dict[Category, str]] = {
     Category.DECODE_BARRIER: "red",
     Category.DECODE: "green",
     Category.PREEMPTED: "bright_red",
+    Category.SIBLINGS: "yellow",
     Category.DELIVER: "cyan",
 }
 """Work is green or magenta, waiting for one's own group yellow, for another group red, the edges blue."""
@@ -74,6 +75,11 @@ def count(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
     """An empty table: figures stand right and are never cut; columns named in ``left`` hold text, the last of it wrapped."""
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -106,10 +112,21 @@ def requests_table(timelines: Sequence[Timeline], width: int) -> Table:
             break
         names.remove(dropped)
     made = table("Requests, the slowest first", *names, left=("request", "finish"))
+    # The longest ids are cut where they meet the figures; all else keeps its width.
+    room = max(width - sum(widths[name] + 3 for name in names[1:]) - 3, TEXT_WIDTH // 2)
     made.columns[-1].min_width = min(widths["finish"], TEXT_WIDTH)
     for row in rows:
-        add(made, *(row[name] for name in names))
+        add(made, shortened(str(row["request"]), room), *(row[name] for name in names[1:]))
     return made
+
+
+def shortened(request: str, width: int) -> str:
+    """An id in so many cells: cut in the middle, so that the number of a choice stays."""
+    text = plain(request)
+    choice = text.removeprefix(parent(text))
+    return (
+        text if cell_len(text) <= width else set_cell_size(text, width - len(choice) - 1).rstrip() + "\u2026" + choice
+    )
 
 
 def request_cells(timeline: Timeline) -> dict[str, str | Text]:

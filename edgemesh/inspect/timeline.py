@@ -83,11 +83,20 @@ def begun_at(tick: Tick) -> int:
     return next((at for at in (tick.arrive, tick.plan, tick.done) if at is not None), 0)
 
 
-def build(request: str, events: Iterable[Event], ticks: TickIndex, now: int | None = None) -> Timeline:
+def build(
+    request: str,
+    events: Iterable[Event],
+    ticks: TickIndex,
+    now: int | None = None,
+    *,
+    choices: int = 1,
+    together: int | None = None,
+) -> Timeline:
     """The timeline of one request.
 
     ``events`` are all that name it, ``ticks`` those of its groups; ``now`` is the end of the trace, to which
-    a request that has not ended is charged. Raises ``ValueError`` without events.
+    a request that has not ended is charged. ``together`` is when the last of its ``choices`` ended in its group.
+    Raises ``ValueError`` without events.
     """
     ordered = sorted(events, key=lambda event: event.at)
     if not ordered:
@@ -99,7 +108,8 @@ def build(request: str, events: Iterable[Event], ticks: TickIndex, now: int | No
     phases = _phases(ordered, start, end)
     mine = ticks.naming(request)
     rows = _decode_ticks(ordered, ticks, end)
-    spans = tuple(_spans(phases, mine, rows, ticked=bool(ticks.groups & {event.group for event in ordered})))
+    ticked = bool(ticks.groups & {event.group for event in ordered})
+    spans = tuple(_spans(_shared(phases, together), mine, rows, ticked=ticked))
     totals: Counter[Category] = Counter()
     for span in spans:
         totals[span.category] += span.ns
@@ -121,6 +131,7 @@ def build(request: str, events: Iterable[Event], ticks: TickIndex, now: int | No
         sent_ns=next((_whole(event.detail.get("ns")) for event in ordered if event.event == "request.sent"), None),
         preemptions=sum(event.event == "request.preempted" for event in ordered),
         attempts=max(sum(event.event == "request.submitted" for event in ordered), 1),
+        choices=choices,
     )
 
 
@@ -168,6 +179,17 @@ def _phases(events: Sequence[Event], start: int, end: int) -> list[Span]:
     return phases
 
 
+def _shared(phases: Iterable[Span], together: int | None) -> Iterator[Span]:
+    """A choice that ended before the others waits for them."""
+    for phase in phases:
+        if phase.category is not Category.DELIVER or together is None or together <= phase.start:
+            yield phase
+            continue
+        yield Span(Category.SIBLINGS, phase.start, min(together, phase.end))
+        if together < phase.end:
+            yield Span(Category.DELIVER, together, phase.end)
+
+
 def _decode_ticks(events: Sequence[Event], ticks: TickIndex, end: int) -> list[Tick]:
     """The ticks in which the request had a row: from each join to the preemption or end that follows."""
     rows: dict[tuple[int, str, int], Tick] = {}
@@ -198,7 +220,7 @@ def _rows(joined: Event, left: Event | None, until: int, ticks: TickIndex) -> di
     return found
 
 
-def _spans(phases: Sequence[Span], mine: Sequence[Tick], rows: Sequence[Tick], *, ticked: bool) -> Iterator[Span]:
+def _spans(phases: Iterable[Span], mine: Sequence[Tick], rows: Sequence[Tick], *, ticked: bool) -> Iterator[Span]:
     for phase in phases:
         if phase.category is Category.PREFILL and ticked:
             yield from _overlay(phase, mine, Category.PREFILL_WAIT, Category.PREFILL_BARRIER)
@@ -271,8 +293,6 @@ def ran(tick: Tick) -> str:
     slowest = tick.slowest
     if slowest is None:
         return "no rank reported the step"
-    if tick.run_ns > 2 * slowest.step_ns:
-        return f"around the step; slowest {slowest.rank}"
     if slowest.own_ns * 2 < slowest.step_ns:
         return f"collectives; slowest {slowest.rank}"
     return f"slowest {slowest.rank}"

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgemesh.inspect.facts import Category, Span, Tick, Timeline
-from edgemesh.inspect.terminal import STYLES, add, count, duration, plain, table, ticks_table
+from edgemesh.inspect.terminal import STYLES, add, count, counted, duration, plain, table, ticks_table
 from edgemesh.inspect.timeline import ran, waited_for
 
 MAX_ROWS: Final = 24
@@ -46,7 +46,9 @@ def show(timeline: Timeline, width: int, *, blocks: bool = True) -> list[Rendera
     if timeline.prefill:
         parts.append(prefill_table(timeline))
     if timeline.decode.count:
-        title = f"Decode: {count(timeline.decode.count)} ticks, mean {duration(timeline.decode.mean_ns)}; the slowest"
+        title = (
+            f"Decode: {counted(timeline.decode.count, 'tick')}, mean {duration(timeline.decode.mean_ns)}; the slowest"
+        )
         parts.append(ticks_table(title, timeline.decode.worst, timeline.start))
     return parts
 
@@ -65,6 +67,8 @@ def header(timeline: Timeline) -> Text:
     ]
     if timeline.sent_ns is not None:
         facts.append(f"detokenise and socket {duration(timeline.sent_ns)} of it, alongside")
+    if timeline.choices > 1:
+        facts.append(f"one of {timeline.choices} choices")
     if timeline.preemptions:
         facts.append(f"preempted {timeline.preemptions}x")
     if timeline.attempts > 1:
@@ -96,11 +100,7 @@ def rows(timeline: Timeline) -> list[Row]:
     for decoding, together in itertools.groupby(timeline.spans, key=lambda span: span.category in _DECODING):
         spans = tuple(together)
         if decoding:
-            ticks = sum(
-                tick.plan is not None and spans[0].start <= tick.plan < spans[-1].end for tick in timeline.prefill
-            )
-            note = _decode_note(timeline, spans) if not ticks else "with prompts in the same steps"
-            made.append(Row("decode", spans, note))
+            made.append(Row("decode", spans, _decode_note(timeline, spans)))
         else:
             made += [Row(span.category, (span,), _note(span, timeline)) for span in spans]
     return made
@@ -109,18 +109,39 @@ def rows(timeline: Timeline) -> list[Row]:
 def _decode_note(timeline: Timeline, spans: Sequence[Span]) -> str:
     whole = sum(span.ns for span in spans) or 1
     waited = sum(span.ns for span in spans if span.category is not Category.DECODE)
-    return f"{count(timeline.decode.count)} ticks, {waited / whole:.0%} of it waiting"
+    return f"{counted(timeline.decode.count, 'tick')}, {waited / whole:.0%} of it waiting"
 
 
 def _note(span: Span, timeline: Timeline) -> str:
-    if span.category not in {Category.PREFILL, Category.PREFILL_BARRIER, Category.HOLD}:
-        return ""
+    match span.category:
+        case Category.ROUTE:
+            return _detail(timeline, "request.placed", "why")
+        case Category.QUEUE:
+            waiting = _detail(timeline, "request.queued", "waiting")
+            return f"{waiting} in the queue" if waiting else ""
+        case Category.PREFILL | Category.PREFILL_BARRIER | Category.HOLD:
+            return _ticks_note(span, timeline.prefill)
+        case _:
+            return ""
+
+
+def _detail(timeline: Timeline, event: str, field: str) -> str:
+    found = next((each.detail.get(field) for each in timeline.events if each.event == event), None)
+    return "" if found is None else str(found)
+
+
+def _ticks_note(span: Span, ticks: Sequence[Tick]) -> str:
     running = span.category is Category.PREFILL
-    for tick in timeline.prefill:
+    within = []
+    for tick in ticks:
         start, end = (tick.plan, tick.done) if running else (tick.arrive, tick.plan)
         if start is not None and start < span.end and (end is None or end > span.start):
-            return f"tick {tick.tick}: {ran(tick) if running else waited_for(tick)}"
-    return ""
+            within.append(tick)
+    if not within:
+        return ""
+    if len(within) > 1:
+        return f"{len(within)} ticks, {within[0].tick} to {within[-1].tick}"
+    return f"tick {within[0].tick}: {ran(within[0]) if running else waited_for(within[0])}"
 
 
 def _shortened(made: list[Row]) -> Iterable[Row | None]:
@@ -168,7 +189,7 @@ def sums(timeline: Timeline) -> Table:
 def prefill_table(timeline: Timeline) -> Table:
     """The ticks that computed its prompt, who shared them, and who was slowest."""
     ticks: Sequence[Tick] = timeline.prefill
-    title = f"Prefill: {count(len(ticks))} ticks"
+    title = f"Prefill: {counted(len(ticks), 'tick')}"
     if len(ticks) > MAX_ROWS:
         title += f", the slowest {MAX_ROWS}"
         slowest = sorted(ticks, key=lambda tick: -(tick.run_ns + tick.barrier_ns))[:MAX_ROWS]

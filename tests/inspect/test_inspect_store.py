@@ -4,12 +4,10 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from synthetic_trace import BASE, BOOT, MS, TraceWriter, line, two_groups
 
 from edgemesh.inspect import blame as blaming
-from edgemesh.inspect import queries, sql
+from edgemesh.inspect import queries
 from edgemesh.inspect.facts import Category
 from edgemesh.inspect.store import TraceError, newest_trace, open_trace, trace_files
 
@@ -83,6 +81,25 @@ def test_blame_names_the_group_and_the_rank_that_others_waited_for(tmp_path):
     ranks = {row.rank: row for row in found.ranks}
     assert (ranks["rank-2.decode"].slowest, ranks["rank-2.decode"].behind_ns) == (3, 3 * (7 * MS - 25 * MS // 4))
     assert ranks["rank-1.prefill"].slowest == 0
+
+
+def test_runs_that_share_a_directory_keep_their_ticks_apart(tmp_path):
+    to = TraceWriter(tmp_path)
+    for start in (0, 1000):
+        to.event("supervisor-0", "actor.spawned", start, name="vault-0", pid=1)
+        to.event("supervisor-0", "actor.spawned", start + 1, name="group-0", pid=2)
+        to.event("group-0", "request.joined", start + 9, request=f"r{start}", slot=0)
+        to.tick(0, "decode", 0, (start + 10, start + 11, start + 20))
+        to.step(0, "decode", 0, start + 19, group=0, own_ms=4, whole_ms=8)
+        to.event("group-0", "request.finished", start + 20, request=f"r{start}", finish="stop")
+    with open_trace(tmp_path) as trace:
+        ticks = queries.ticks_between(trace, 0, 2 * BASE)
+        assert [(tick.run, tick.run_ns, len(tick.steps), tick.previous) for tick in ticks] == (
+            [(1, 9 * MS, 1, None), (2, 9 * MS, 1, None)]
+        )
+        assert len(queries.slowest_ticks(trace)) == 2
+        assert {each.decode.count for each in queries.timelines(trace, ["r0", "r1000"])} == {1}
+        assert blaming.blame([], ticks).ranks[0].ticks == 2
 
 
 def test_torn_garbled_and_foreign_lines_are_left_out_and_the_rest_is_kept(tmp_path):
@@ -267,106 +284,6 @@ def test_a_choice_ends_when_the_client_of_its_request_leaves(tmp_path):
     with open_trace(tmp_path) as trace:
         assert queries.slowest_requests(trace, running=True) == []
         assert [(each.finish, each.e2e_ns) for each in queries.slowest_requests(trace)] == [("abort", 5 * MS)] * 2
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "SELECT * FROM read_text('{file}')",
-        "SELECT * FROM read_csv('{file}')",
-        "SELECT * FROM read_json_objects('{file}')",
-        "SELECT * FROM '{file}'",
-        "SELECT * FROM glob('/*')",
-        "SELECT * FROM sniff_csv('{file}')",
-        "COPY events TO '{out}'",
-        "COPY (SELECT 1) TO '{out}'",
-        "EXPORT DATABASE '{out}'",
-        "ATTACH '{out}' AS other",
-        "INSTALL httpfs",
-        "LOAD httpfs",
-        "SET enable_external_access = true",
-        "SET lock_configuration = false",
-        "PRAGMA database_list",
-        "DROP TABLE events",
-        "DELETE FROM events",
-        "UPDATE events SET request = 'x'",
-        "INSERT INTO events SELECT * FROM events",
-        "CREATE TABLE mine AS SELECT 1",
-        "SELECT 1; DROP TABLE events",
-        "EXPLAIN ANALYZE DELETE FROM events",
-        "CALL force_checkpoint()",
-        "SELECT * FROM secret_of_the_caller",
-        "",
-        ";",
-        "-- nothing",
-    ],
-)
-def test_a_query_reads_the_trace_and_nothing_else(tmp_path, query):
-    secret_of_the_caller = [("reached",)]
-    two_groups(tmp_path / "trace")
-    file, out = tmp_path / "secret.txt", tmp_path / "out"
-    file.write_text("secret")
-    with open_trace(tmp_path / "trace") as trace:
-        before = rows(trace, "SELECT count(*) FROM events")
-        with pytest.raises(TraceError) as error:
-            sql.ask(trace, query.format(file=file, out=out))
-        assert "\n" not in str(error.value)
-        assert secret_of_the_caller[0][0] not in str(error.value)
-        assert rows(trace, "SELECT count(*) FROM events") == before
-    assert not out.exists()
-
-
-def test_even_the_connection_itself_is_sealed(tmp_path):
-    two_groups(tmp_path)
-    with open_trace(tmp_path) as trace, pytest.raises(Exception, match=r"Permission|disabled"):
-        trace.execute("SELECT * FROM read_text('/etc/hostname')")
-
-
-def test_mistakes_in_sql_are_explained_with_a_remedy(tmp_path):
-    two_groups(tmp_path)
-    with open_trace(tmp_path) as trace:
-        with pytest.raises(TraceError, match="double quotes"):
-            sql.ask(trace, "SELECT group FROM ticks")
-        with pytest.raises(TraceError, match="The tables are events, releases, sets, steps, ticks"):
-            sql.ask(trace, "SELECT * FROM evnts")
-        answer = sql.ask(trace, 'SELECT "group", count(*) AS n FROM ticks GROUP BY "group"')
-        assert (answer.columns, answer.rows, answer.more) == (["group", "n"], [(1, 5)], False)
-        bounded = sql.ask(trace, "SELECT * FROM range(1000000000)", limit=5)
-        assert (len(bounded.rows), bounded.more) == (5, True)
-
-
-HOSTILE = [
-    "[bold]x[/bold]",
-    "a'; DROP TABLE events; --",
-    'say "hi"',
-    "\x1b[2J\x1b]0;t\x07",
-    "..\\..",
-    "%s{0}",
-    "[/]",
-    "é\u202e",
-]
-
-
-@pytest.mark.parametrize("request_id", HOSTILE)
-def test_hostile_ids_are_only_ids(tmp_path, request_id):
-    two_groups(tmp_path, request=request_id)
-    with open_trace(tmp_path) as trace:
-        assert queries.find_request(trace, request_id) == request_id
-        assert queries.timelines(trace, [request_id])[0].e2e_ns == 158 * MS
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.binary(max_size=40), max_size=8), st.data())
-def test_no_bytes_in_a_trace_make_reading_fail(tmp_path_factory, junk, data):
-    to = TraceWriter(tmp_path_factory.mktemp("junk"))
-    to.event("gateway-0", "request.received", 0, request="r")
-    for each in junk:
-        whole = line("group-0", "request.queued", 1, request="r")
-        cut = data.draw(st.integers(0, len(whole)))
-        to.raw("group-0", each + whole[:cut] + b"\n")
-    with open_trace(to.directory) as trace:
-        timeline = queries.slowest_requests(trace)[-1]
-        assert sum(timeline.totals.values()) == timeline.e2e_ns
 
 
 def big_trace(directory: Path, events: int) -> None:

@@ -265,15 +265,33 @@ def test_no_events_is_an_error_that_names_the_request():
             Tick(1, "decode", 1, arrive=0, plan=1, done=101, steps=(Step("rank-0", 0, 90, 80),)),
             "collectives; slowest rank-0",
         ),
-        (
-            Tick(1, "decode", 1, arrive=0, plan=1, done=101, steps=(Step("rank-0", 0, 20, 2),)),
-            "around the step; slowest rank-0",
-        ),
+        (Tick(1, "decode", 1, arrive=0, plan=90, done=100, previous=80), "no rank reported the step"),
     ],
 )
 def test_the_reason_of_a_tick_names_who_was_last(tick, text):
     assert reason(tick) == text
     assert text in {waited_for(tick), ran(tick)}
+
+
+def test_what_the_step_before_hides_is_not_the_barriers():
+    hidden = Tick(1, "decode", 2, arrive=20, plan=60, done=100, previous=50)
+    assert (hidden.barrier_ns, hidden.run_ns) == (10, 40)
+    ahead = Tick(1, "decode", 2, arrive=20, plan=30, done=100, previous=50)
+    assert (ahead.barrier_ns, ahead.run_ns) == (0, 50)
+    assert Tick(1, "decode", 2, arrive=20, plan=30, done=100, previous=50, step_ns=45).run_ns == 45
+
+
+def test_a_choice_that_ended_early_waits_for_the_others():
+    happened = lived(
+        (0, "gateway-0", "request.submitted"),
+        (40, "group-1", "request.finished"),
+        (100, "gateway-0", "request.finished"),
+    )
+    timeline = build("r/1", happened, TickIndex([]), choices=2, together=90)
+    assert timeline.totals == {Category.ROUTE: 40, Category.SIBLINGS: 50, Category.DELIVER: 10}
+    alone = build("r/1", happened, TickIndex([]), choices=2, together=40)
+    assert alone.totals == {Category.ROUTE: 40, Category.DELIVER: 60}
+    assert build("r", happened, TickIndex([]), choices=2, together=900).totals[Category.SIBLINGS] == 60
 
 
 @settings(max_examples=200, deadline=None)
