@@ -415,6 +415,7 @@ class Simulation:
             session=random.choice(["", "s1", "s2"]),
             pin=random.choice([None, None, None, random.choice(self.mesh.groups)]),
             credit=credit,
+            priority=random.choice([0, 0, -2, 3]),
         )
         abort = int(random.expovariate(1 / (20 * MS))) if random.random() < world.aborts else None
         at = int(random.random() * world.spread_ms * MS)
