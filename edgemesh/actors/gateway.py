@@ -8,7 +8,9 @@ processes share the port.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import resource
 import socket
 import sys
 import time
@@ -22,10 +24,12 @@ import anyio
 import uvicorn
 import uvloop
 from anyio.abc import TaskGroup
+from prometheus_client import disable_created_metrics
 
 from edgemesh.actors.gateway_app import application
 from edgemesh.actors.gateway_keys import ENVIRONMENT, read_keys
 from edgemesh.actors.gateway_metrics import Metrics
+from edgemesh.actors.gateway_protocol import BoundedProtocol
 from edgemesh.actors.gateway_service import Model, Service
 from edgemesh.api.errors import unavailable
 from edgemesh.api.limits import limits_of
@@ -83,7 +87,7 @@ class GatewayActor:
         self.service = Service(
             port,
             index=mesh.actor(name).index,
-            metrics=Metrics(name),
+            metrics=Metrics(name, Path(mesh.run_dir) / "metrics" if settings.processes > 1 else None),
             keys=read_keys(settings.api_keys_file, os.environ.get(ENVIRONMENT, "")),
             max_body=settings.max_body_bytes,
             max_streams=settings.max_streams,
@@ -106,6 +110,7 @@ class GatewayActor:
             await anyio.sleep(SWEEP_S)
             self.service.streams.retry()
             self.service.drop_slow_clients()
+            self.service.metrics.share()
             if self._draining and not self._drained and self.service.idle:
                 self._drained = True
                 self.port.send(LinkKind.REPORT, Drained(self.name, self.epoch), self.supervisor)
@@ -143,6 +148,9 @@ class GatewayActor:
         served = topology.model.served_name or Path(topology.model.path).name
         limits = limits_of(message.capacity, served, topology.mesh.dp)
         self.service.model = Model(text, limits)
+        # What is alive now lives to the end: later collections need not look at it.
+        gc.collect()
+        gc.freeze()
         self._marks = self._mark(Phase.WAITING)
         self.service.reason = "the mesh is starting"
         self.port.send(LinkKind.REPORT, Ready(self.name, self.epoch, self.url), self.supervisor)
@@ -210,6 +218,12 @@ def listening_socket(mesh: Mesh, descriptor: int) -> socket.socket:
     return bound
 
 
+def _alone(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception in a group that holds only one."""
+    first = group.exceptions[0]
+    return _alone(first) if isinstance(first, BaseExceptionGroup) else first
+
+
 async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Reporter) -> None:
     """Run the gateway until it is told to stop."""
     bound = listening_socket(mesh, arguments.listen)
@@ -220,7 +234,7 @@ async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Report
         reporter.follow(actor.marks)
         config = uvicorn.Config(
             application(actor.service),
-            http="httptools",
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -240,6 +254,10 @@ async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Report
 def main() -> None:
     """The whole process."""
     arguments = parse_arguments()
+    # A stream is a socket, and the usual soft limit is 1,024 of them.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     name, epoch = arguments.name, arguments.epoch
     mesh = read_mesh(arguments.run_dir)
     trace = open_trace(mesh, name, epoch)
@@ -252,6 +270,8 @@ def main() -> None:
             try:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                     runner.run(serve(mesh, arguments, raw, reporter))
+            except ExceptionGroup as group:
+                raise _alone(group) from group
             finally:
                 reporter.close()
     finally:

@@ -1,25 +1,33 @@
 """What ``/metrics`` says, in a registry of its own for each gateway process.
 
-Every sample has the label ``gateway``: processes that share the port are told apart by it, and a sum over it is the
-whole.
+Every sample has the label ``gateway``: processes are told apart by it, and a sum over it is the whole. Where several
+share a port, each leaves its text in a directory every second, so that whichever is asked answers for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+SHARE_S: Final = 1.0
+SUFFIX: Final = ".prom"
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class Metrics:
     """Counts of one gateway."""
 
-    def __init__(self, gateway: str) -> None:
+    def __init__(self, gateway: str, shared: Path | None = None) -> None:
         self.registry = CollectorRegistry()
+        self._shared = shared
+        self._share_due_s = 0.0
+        if shared is not None:
+            shared.mkdir(mode=0o700, exist_ok=True)
         self._requests = Counter(
             "edgemesh_requests",
             "Answered HTTP requests.",
@@ -64,9 +72,39 @@ class Metrics:
         self._e2e.observe(nanoseconds / 1e9)
         self._cached.inc(cached_tokens)
 
+    def share(self) -> None:
+        """Leave this process's part where the others find it, once a second."""
+        if self._shared is None or monotonic() < self._share_due_s:
+            return
+        self._share_due_s = monotonic() + SHARE_S
+        fresh = self._shared / f".{self._gateway}"
+        fresh.write_bytes(generate_latest(self.registry))
+        fresh.replace(self._shared / f"{self._gateway}{SUFFIX}")
+
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
-        return generate_latest(self.registry)
+        """All of it, as Prometheus reads it; what others left included."""
+        own = generate_latest(self.registry)
+        if self._shared is None:
+            return own
+        paths = sorted(self._shared.glob(f"*{SUFFIX}"))
+        return merge([own, *(path.read_bytes() for path in paths if path.stem != self._gateway)])
+
+
+def merge(texts: Iterable[bytes]) -> bytes:
+    """Several texts as one, in which each metric's description stands once, before all of its samples."""
+    families: dict[bytes, list[bytes]] = {}
+    for text in texts:
+        family: list[bytes] = []
+        for line in text.splitlines(keepends=True):
+            if line.startswith(b"# HELP "):
+                name = line.split(b" ", 3)[2]
+                known = name in families
+                family = families.setdefault(name, [])
+                if not known:
+                    family.append(line)
+            elif not line.startswith(b"# TYPE ") or len(family) == 1:
+                family.append(line)
+    return b"".join(line for lines in families.values() for line in lines)
 
 
 def _counter(name: str, text: str, registry: CollectorRegistry, gateway: str) -> Counter:
