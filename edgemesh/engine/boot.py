@@ -14,7 +14,7 @@ from edgemesh.engine.gloo import GlooBackend
 from edgemesh.engine.layout import Split
 from edgemesh.engine.lease import lease
 from edgemesh.engine.runner import Runner
-from edgemesh.engine.shared import SharedBackend, usable
+from edgemesh.engine.shared import LINE_BYTES, SharedBackend, usable
 from edgemesh.engine.store import COLLECTIVE
 from edgemesh.engine.turns import Limits, Place
 from edgemesh.topology import Mesh
@@ -117,7 +117,8 @@ def _shared(member: Member, region: Tensor, deadline: Deadline) -> Make:
     half = region.numel() // 2
     attn_tp = member.mesh.attn_tp
     member_index = member.world.index(member.rank) // attn_tp
-    share = half // (len(member.world) // attn_tp)
+    # Whole cache lines, or the counters of all but the first group would be torn across two.
+    share = half // (len(member.world) // attn_tp) // LINE_BYTES * LINE_BYTES
     begin = half + member_index * share
     areas = {"world": region[:half], "attn": region[begin : begin + share]}
 
