@@ -1,6 +1,7 @@
 """The simulator itself: each fault that is put in on purpose must be found, and told with the seed."""
 
-from simulation import Simulation, SimulationError, ask
+from players import ask
+from simulation import Simulation, SimulationError
 from worlds import world
 
 from edgemesh.actors.barrier import BarrierActor

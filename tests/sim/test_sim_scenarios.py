@@ -3,7 +3,8 @@
 from collections import Counter
 
 import pytest
-from simulation import MS, Simulation, ask
+from players import MS, ask
+from simulation import Simulation
 from worlds import world
 
 from edgemesh.wire.catalogue import LinkKind
