@@ -26,7 +26,7 @@ import uvloop
 from anyio.abc import TaskGroup
 from prometheus_client import disable_created_metrics
 
-from edgemesh.actors.gateway_app import application
+from edgemesh.actors.gateway_app import Application
 from edgemesh.actors.gateway_keys import ENVIRONMENT, read_keys
 from edgemesh.actors.gateway_metrics import Metrics
 from edgemesh.actors.gateway_protocol import BoundedProtocol
@@ -233,11 +233,12 @@ async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Report
         actor = GatewayActor(mesh, arguments.name, arguments.epoch, links, url)
         reporter.follow(actor.marks)
         config = uvicorn.Config(
-            application(actor.service),
+            Application(actor.service),
             http=BoundedProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
+            proxy_headers=False,
             log_config=None,
             server_header=False,
             backlog=BACKLOG,

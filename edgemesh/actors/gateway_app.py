@@ -7,12 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from edgemesh import __version__
 from edgemesh.actors.gateway_http import ClientGoneError, header, refuse, respond
@@ -37,48 +34,53 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        started = False
-
-        async def sending(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
         status = 200
         try:
-            await self._handler(scope, receive, sending)
+            await self._handler(scope, receive, send)
         except ApiError as error:
             status = error.status
             await refuse(send, error)
         except ClientGoneError:
             status = 499
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer and the trace the cause
             status = 500
             self._service.port.trace.event("request.broken", endpoint=self._name, error=repr(error))
-            if started:
-                raise
             message = "the server met an unexpected error; it is in the gateway's trace"
-            await refuse(send, ApiError(500, message, kind="server_error", code="internal_error"))
-        self._service.metrics.answered(self._name, status)
+            refusal = ApiError(500, message, kind="server_error", code="internal_error")
+            # Where an answer has begun, this fails, and the connection is closed.
+            await refuse(send, refusal)
+        finally:
+            self._service.metrics.answered(self._name, status)
 
 
-def application(service: Service) -> Starlette:
-    """The whole HTTP side of a gateway."""
-    pages = Pages(service)
-    routes: list[BaseRoute] = []
-    for path, method, name, handler in (
-        ("/v1/chat/completions", "POST", "chat", service.chat),
-        ("/v1/completions", "POST", "completions", service.completion),
-        ("/v1/models", "GET", "models", pages.models),
-        ("/v1/models/{model:path}", "GET", "models", pages.model),
-        ("/tokenize", "POST", "tokenize", pages.tokenize),
-        ("/detokenize", "POST", "detokenize", pages.detokenize),
-        ("/health", "GET", "health", pages.health),
-        ("/version", "GET", "version", pages.version),
-        ("/metrics", "GET", "metrics", pages.metrics),
-    ):
-        routes.append(Route(path, Endpoint(service, name, handler), methods=[method]))
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+class Application:
+    """The whole HTTP side of a gateway: the routes, with nothing in between that each event would pass through."""
+
+    def __init__(self, service: Service) -> None:
+        pages = Pages(service)
+        routes = [
+            Route(path, Endpoint(service, name, handler), methods=[method])
+            for path, method, name, handler in (
+                ("/v1/chat/completions", "POST", "chat", service.chat),
+                ("/v1/completions", "POST", "completions", service.completion),
+                ("/v1/models", "GET", "models", pages.models),
+                ("/v1/models/{model:path}", "GET", "models", pages.model),
+                ("/tokenize", "POST", "tokenize", pages.tokenize),
+                ("/detokenize", "POST", "detokenize", pages.detokenize),
+                ("/health", "GET", "health", pages.health),
+                ("/version", "GET", "version", pages.version),
+                ("/metrics", "GET", "metrics", pages.metrics),
+            )
+        ]
+        self._router = Router(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        scope["app"] = self  # with it, the router raises what would else be a plain text
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            await refuse(send, _no_route(scope, error))
 
 
 class Pages:
@@ -164,14 +166,11 @@ class Pages:
         return ModelCard(id=model.limits.model, created=self._created, max_model_len=model.limits.context)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+def _no_route(scope: Scope, error: HTTPException) -> ApiError:
     """No such route, or another method."""
-    assert isinstance(error, HTTPException)
-    path = request.url.path[:MAX_NAMED]
+    where = f"{scope['method']} {scope['path'][:MAX_NAMED]}"
     if error.status_code == 405:
-        message = f"{request.method} is not allowed on {path}"
-        refusal = ApiError(405, message, code="method_not_allowed")
-    else:
-        message = f"there is nothing at {request.method} {path}"
-        refusal = ApiError(error.status_code, message, kind="not_found_error", code="not_found")
-    return Response(refusal.body, refusal.status, error.headers, "application/json")
+        message = f"{where} is not allowed; this path takes {(error.headers or {}).get('Allow', 'another method')}"
+        return ApiError(405, message, code="method_not_allowed")
+    message = f"there is nothing at {where}"
+    return ApiError(error.status_code, message, kind="not_found_error", code="not_found")

@@ -22,7 +22,7 @@ from edgemesh.wire.catalogue import LinkKind
 from edgemesh.wire.ids import Finish
 from edgemesh.wire.messages import Accepted, Cancel, Credit, Emit, Failed, Item, Logprob, Message, Rejected, Submit
 
-CREDIT: Final = 1024
+CREDIT: Final = 512
 """Tokens that may be under way to a client that has not read those before."""
 
 UNLIMITED: Final = 1 << 20

@@ -94,9 +94,9 @@ class FakeMesh:
         self.tokenizer = tiny_tokenizer()
         self.vocab = self.tokenizer.get_vocab_size()
         self.capacity = capacity or Capacity(
-            pages=257,
+            pages=1025,
             page_tokens=16,
-            max_model_len=4096,
+            max_model_len=16384,
             vocab_size=self.vocab,
             eos_token_ids=(EOS,),
             bos_token_id=None,
