@@ -20,7 +20,7 @@ from edgemesh.cli.trace_output import (
     trace_directory,
 )
 from edgemesh.inspect import blame as blaming
-from edgemesh.inspect import exports, follow, queries, sql, terminal, waterfall
+from edgemesh.inspect import exports, follow, page, queries, sql, terminal, waterfall
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
@@ -57,12 +57,19 @@ def requests(
 def show(
     request: Annotated[str, typer.Argument(metavar="ID", help="A request id, or the beginning of one.")],
     directory: Dir = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page for a browser instead.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show one request's timeline across all actors: a waterfall, and which wait cost what."""
     with opened(directory) as trace:
         timeline = queries.timelines(trace, [queries.find_request(trace, request)])[0]
-        if as_json:
+        if html is not None:
+            with replacing(html) as out:
+                out.write(page.render(timeline).encode())
+            print(f"{html}: the timeline of {terminal.plain(timeline.request)}. Open it in a browser.")
+        elif as_json:
             print_json(timeline)
         else:
             console = terminal_console()

@@ -39,6 +39,9 @@ def trace_directory(directory: Path | None) -> Path:
             f"No run has left a trace in {runs}. Start a mesh (`edgemesh start`) and send it a request, "
             "or name a run's trace directory with --dir."
         )
+    errors = Console(stderr=True, highlight=False)
+    if errors.is_terminal:
+        errors.print(f"the newest run: {newest}", style="dim", markup=False)
     return newest
 
 

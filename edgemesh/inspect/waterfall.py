@@ -82,7 +82,7 @@ def waterfall(timeline: Timeline, width: int, *, blocks: bool) -> Table:
     made = table("Waterfall", "phase", "at", "took", "", *(["with"] if noted else []), left=("phase", "", "with"))
     made.columns[0].min_width = 15
     bar_width = max(min(width - 41 - (36 if noted else 0), 72), 8)
-    for row in _shortened(rows(timeline)):
+    for row in shortened(rows(timeline), MAX_ROWS):
         if row is None:
             add(made, "(shorter ones)", "", "", "", *([""] if noted else []))
             continue
@@ -144,12 +144,13 @@ def _ticks_note(span: Span, ticks: Sequence[Tick]) -> str:
     return f"tick {within[0].tick}: {ran(within[0]) if running else waited_for(within[0])}"
 
 
-def _shortened(made: list[Row]) -> Iterable[Row | None]:
-    """At most ``MAX_ROWS``: the longest stay, in order; None stands for those left out."""
-    if len(made) <= MAX_ROWS:
+def shortened(made: list[Row], most: int) -> Iterable[Row | None]:
+    """At most so many rows: the longest stay, in order; None stands for those left out."""
+    if len(made) <= most:
         return made
-    keep = set(sorted(range(len(made)), key=lambda place: -made[place].ns)[:MAX_ROWS])
-    return (made[place] if place in keep else None for place in range(len(made)) if place in keep or place - 1 in keep)
+    keep = set(sorted(range(len(made)), key=lambda place: -made[place].ns)[:most])
+    places = [place for place in range(len(made)) if place in keep or place - 1 in keep]
+    return [made[place] if place in keep else None for place in places]
 
 
 def bar(spans: Sequence[Span], start: int, end: int, width: int, *, blocks: bool) -> Text:

@@ -119,6 +119,13 @@ def test_show_as_json_has_every_span(trace):
     assert found["events"][0]["event"] == "request.received"
 
 
+def test_show_writes_a_page(trace, tmp_path):
+    out = tmp_path / "page.html"
+    assert "Open it in a browser" in shown("show", "req-slow", "--dir", trace, "--html", out)
+    assert out.read_text().startswith("<!doctype html>")
+    assert "req-slow" in out.read_text()
+
+
 def test_ticks_by_plane_and_the_slowest_with_who_was_last(trace):
     text = shown("ticks", "--dir", trace)
     assert cells(text, "decode  ") == (

