@@ -145,9 +145,9 @@ class GroupActor:
             )
         )
         if self.set.barrier is None:
-            rule = barrier.Rule(attn_tp=self.mesh.attn_tp)
             self._barriers = {
-                plane: barrier.start(plane, self.epoch, self.set.groups, rule) for plane in self.mesh.planes
+                plane: barrier.start(plane, self.epoch, self.set.groups, barrier.rule_for(topology, plane))
+                for plane in self.mesh.planes
             }
 
     # --- what comes of them ---
