@@ -250,8 +250,8 @@ def _kept(merged: _Candidates, rows: Sequence[Row], vocab: int) -> tuple[Tensor,
     kept = torch.stack(
         [_keeps(row.sampling, value, ahead, value[0]) for row, value, ahead in zip(rows, values, above, strict=True)]
     )
-    last = values.gather(1, kept.sum(dim=-1, keepdim=True).clamp(min=1) - 1)[:, 0]
-    return kept, (last > values[:, -1]) | torch.tensor(vocab <= CANDIDATES)
+    few = [vocab <= CANDIDATES or 0 < row.sampling.top_k <= CANDIDATES for row in rows]
+    return kept, (kept.sum(dim=-1) < CANDIDATES) | torch.tensor(few)
 
 
 def _keeps(sampling: Sampling, logits: Tensor, above: Tensor, best: Tensor) -> Tensor:
@@ -272,7 +272,8 @@ def _keeps(sampling: Sampling, logits: Tensor, above: Tensor, best: Tensor) -> T
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The ``count`` best of each row with their places, best first and equal ones by place; -inf fills up.
 
-    The best lie in the blocks whose maxima are best: a scan for maxima is much cheaper than a selection over all.
+    The best lie in the blocks whose maxima are best (of equal ones the first): a scan for maxima is much cheaper than a
+    selection over all.
     """
     rows, width = values.shape
     places = torch.arange(width).expand(rows, -1)
@@ -281,7 +282,8 @@ def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         whole = torch.nn.functional.pad(values, (0, blocks * _BLOCK - width), value=-math.inf).view(
             rows, blocks, _BLOCK
         )
-        chosen = whole.amax(dim=-1).topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+        first = whole.amax(dim=-1).sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        chosen = first.sort(dim=-1).values
         places = (chosen[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(1).clamp(max=width - 1)
         values = whole.gather(1, chosen[..., None].expand(-1, -1, _BLOCK)).flatten(1)
     best, order = values.sort(dim=-1, descending=True, stable=True)

@@ -63,7 +63,7 @@ class Shaper:
                 logits.copy_(torch.where(self._seen, torch.where(logits > 0, logits / rate, logits * rate), logits))
             if sampling.frequency_penalty or sampling.presence_penalty:
                 logits.sub_(self._counts, alpha=sampling.frequency_penalty)
-                logits.sub_(self._counts > 0, alpha=sampling.presence_penalty)
+                logits.sub_(self._counts.clamp(max=1), alpha=sampling.presence_penalty)
         if self._bias is not None:
             logits[self._bias[0]] += self._bias[1]
         if self._allowed is not None:

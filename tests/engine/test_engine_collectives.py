@@ -1,12 +1,15 @@
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 import torch
+from engine_group_worker import values
 from engine_net import run_ranks
 
 from edgemesh.engine.collectives import CollectiveTimeoutError, Deadline, Group, alone, parts, starts
@@ -17,93 +20,70 @@ from edgemesh.engine.shared import SharedBackend, region_bytes
 WORKER = Path(__file__).parent / "engine_group_worker.py"
 
 
+class Ranks:
+    """The rank processes of one group, and what they said."""
+
+    def __init__(self, kind, size, where, fds=(), epoch=0):
+        self.size = size
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER), kind, str(size), where, str(epoch)],
+            stdout=subprocess.PIPE,
+            pass_fds=fds,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def lines(self, count):
+        """The next lines of ``count`` ranks, by rank."""
+        said = [json.loads(self.process.stdout.readline()) for _ in range(count)]
+        return sorted(said, key=itemgetter("rank"))
+
+    def close(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+
+
 @pytest.fixture
-def launch(tmp_path):
-    """Start the ranks of one group; every process is gone at the end."""
-    running = []
-    regions = []
-
-    def start(kind, job, size, *, slot_bytes=1 << 14, region=None, epoch=0):
-        where = str(tmp_path / "store")
-        fds = ()
-        if kind == "shm":
-            if region is None:
-                region = Region.create("test", 4096 + 2 * size * slot_bytes)
-                regions.append(region)
-            where, fds = f"{region.nbytes}:{region.fd}", (region.fd,)
-        for rank in range(size):
-            process = subprocess.Popen(
-                [sys.executable, str(WORKER), kind, job, str(rank), str(size), where, str(epoch)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                pass_fds=fds,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            running.append(process)
-        return running[-size:]
-
-    yield start
-    for process in running:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-    for region in regions:
-        region.close()
-
-
-def outcome(process):
-    assert process.stdout.readline() == "met\n"
-    return json.loads(process.stdout.readline())
+def region():
+    made = Region.create("test", 4096 + 2 * 3 * (1 << 14))
+    yield made
+    made.close()
 
 
 @functools.cache
 def reference(size):
     """What every rank must get, from the in-process backend."""
-    from engine_group_worker import values
-
     hub = LocalHub("world", size)
     ends = [LocalBackend(hub, rank, Deadline()) for rank in range(size)]
     return run_ranks([functools.partial(values, end, rank, size) for rank, end in enumerate(ends)])
 
 
-@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", ["shm", "gloo"])
-def test_processes_get_the_bits_of_the_in_process_backend(launch, kind, size):
-    found = [outcome(process)["values"] for process in launch(kind, "values", size)]
-    assert found == reference(size)
-
-
-@pytest.mark.parametrize("kind", ["shm", "gloo"])
-def test_a_rank_that_stays_away_is_named_at_the_deadline(launch, kind):
-    processes = launch(kind, "wait", 3)
-    for process in processes[:2]:
-        result = outcome(process)
-        assert result["missing"] == [2]
-        assert result["group"] == "world"
-        assert 0.9 <= result["took"] < 5
-
-
-@pytest.mark.parametrize("kind", ["shm", "gloo"])
-def test_a_killed_rank_is_named_within_the_bound(launch, kind):
-    processes = launch(kind, "wait", 3)
-    assert processes[2].stdout.readline() == "met\n"
-    processes[2].kill()
-    for process in processes[:2]:
-        result = outcome(process)
-        assert result["missing"] == [2]
-        assert result["took"] < 5
-
-
-def test_a_region_serves_the_next_epoch_as_it_was_left(launch):
-    region = Region.create("epochs", 4096 + 2 * 2 * (1 << 14))
+def test_processes_get_the_same_bits_and_name_who_stays_away_or_dies(kind, region, tmp_path):
+    where, fds = (f"{region.nbytes}:{region.fd}", (region.fd,)) if kind == "shm" else (str(tmp_path / "store"), ())
+    ranks = Ranks(kind, 3, where, fds)
     try:
-        for epoch in (0, 1):
-            found = [outcome(each)["values"] for each in launch("shm", "values", 2, region=region, epoch=epoch)]
-            assert found == reference(2)
+        said = ranks.lines(3)
+        assert [each["values"] for each in said] == reference(3)
+        for line in ranks.lines(2):
+            assert (line["missing"], line["group"]) == ([2], "world")
+            assert 0.4 <= line["took"] < 5
+        os.kill(said[2]["pid"], signal.SIGKILL)
+        for line in ranks.lines(2):
+            assert line["missing"] == [2]
+            assert line["took"] < 5
     finally:
-        region.close()
+        ranks.close()
+
+
+def test_a_region_serves_the_next_epoch_as_it_was_left(region):
+    for epoch in (0, 1):
+        ranks = Ranks("shm", 2, f"{region.nbytes}:{region.fd}", (region.fd,), epoch)
+        try:
+            assert [each["values"] for each in ranks.lines(2)] == reference(2)
+        finally:
+            ranks.close()
 
 
 def test_a_region_too_small_for_its_ranks_is_refused():

@@ -198,7 +198,8 @@ def test_penalties_follow_drawn_tokens_and_joins_know_the_history(model):
     wanted = list(tokens)
     for _ in range(8):
         with torch.inference_mode():
-            logits = reference(torch.tensor([wanted])).logits[0, -1].clone()
+            logits = reference(torch.tensor([wanted])).logits[0, -1]
+        logits = logits.clone()
         seen = torch.tensor(sorted(set(wanted)))
         logits[seen] = torch.where(logits[seen] > 0, logits[seen] / 1.3, logits[seen] * 1.3)
         for token in wanted[len(tokens) :]:
