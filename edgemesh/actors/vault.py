@@ -7,6 +7,7 @@ leases again and gets the very same bytes.
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,8 @@ from edgemesh.wire.messages import Capacity, Lease, Loading, Mark, Message, Vaul
 
 REPORT_NS: Final = 100_000_000
 """How often the loop looks how far loading is, and says so."""
+
+RETRY_S: Final = 0.1
 
 ANSWER_S: Final = 10.0
 """How long one rank may take to say what it wants and to take it."""
@@ -180,7 +183,12 @@ class Lender(threading.Thread):
     def run(self) -> None:
         """Serve until the process ends."""
         while True:
-            connection, _ = self._server.accept()
+            try:
+                connection, _ = self._server.accept()
+            except OSError as error:  # out of descriptors, or a peer that left at once
+                self._event("lease.broken", error=str(error))
+                time.sleep(RETRY_S)
+                continue
             with connection:
                 self._answer(connection)
 
@@ -201,6 +209,8 @@ class Lender(threading.Thread):
             self._event("link.refused", kind=LinkKind.LEASE, message_type=Lease.__name__, error=str(error))
         except (OSError, EOFError) as error:
             self._event("lease.broken", error=str(error))
+        except Exception as error:  # noqa: BLE001 - one rank's trouble must not end the lending to others
+            self._event("actor.fault", error=repr(error))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def pull(
     console = Console(stderr=True)
     try:
         directory = fetch(model, console)
-    except (PullError, ModelError) as error:
+    except (PullError, ModelError, OSError) as error:
         console.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
     console.print(f"[green]{model}[/] is at {directory}", highlight=False, soft_wrap=True)

@@ -48,15 +48,20 @@ def locate(name: str) -> Path:
 
     Nothing is downloaded. Raises ``ModelError`` that says what to do.
     """
-    path = Path(name).expanduser()
-    if path.exists():
-        return _beside(path.resolve())
+    try:
+        path = Path(name).expanduser()
+        if path.exists():
+            return _beside(path.resolve())
+        if name in CATALOGUE and (models_dir() / name).is_dir():
+            return _beside(models_dir() / name)
+    except ModelError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:  # no space, no permission, no such home, no possible path
+        message = f"model {name!r}: {error}"
+        raise ModelError(message) from error
     if name in CATALOGUE:
-        pulled = models_dir() / name
-        if not pulled.is_dir():
-            message = f"model {name!r} is not here yet; run: edgemesh pull {name}"
-            raise ModelError(message)
-        return _beside(pulled)
+        message = f"model {name!r} is not here yet; run: edgemesh pull {name}"
+        raise ModelError(message)
     if is_hub_id(name):
         return _snapshot(name)
     message = (

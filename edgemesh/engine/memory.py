@@ -5,7 +5,6 @@ its descriptor. Its size is sealed, so that no process can cut a peer's mapping 
 too, and mapped read-only: a stray write ends the writer instead of corrupting its peers.
 """
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -107,8 +106,6 @@ class Region:
         if self._map is None:
             access = mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
             self._map = mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, access)
-            with contextlib.suppress(OSError):  # kernels without huge pages for shared memory refuse the advice
-                self._map.madvise(mmap.MADV_HUGEPAGE)
         return self._map
 
 

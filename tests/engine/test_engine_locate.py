@@ -218,6 +218,9 @@ def test_ggufs_that_share_a_directory_get_one_of_their_own(home):
         ("/no/such/path", "neither a directory, a GGUF file nor a hub id"),
         ("nonsense", "models to pull by name: smollm2-135m"),
         ("../none/here", "neither"),
+        ("a\0b", "neither"),
+        ("~no-such-user/x", "no-such-user"),
+        ("x" * 5000, "too long"),
     ],
 )
 def test_what_is_not_here_says_how_to_get_it(home, name, words):
