@@ -1,8 +1,10 @@
 """Every weight of every rank is the checkpoint's; a broken checkpoint is refused with a message that names what is wrong."""
 
 import json
+import math
 
 import gguf
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -11,7 +13,7 @@ from engine_vault_models import save_tiny, tiny_model
 
 from edgemesh.engine.checkpoint import open_checkpoint
 from edgemesh.engine.layout import Split, targets
-from edgemesh.engine.shape import ModelError
+from edgemesh.engine.shape import ModelError, RopeKind
 from edgemesh.engine.weights import shard_all
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
@@ -99,6 +101,51 @@ def test_quantised_tensors_are_dequantised_rank_by_rank(kind, tmp_path):
     assert torch.equal(found["layers.1.o"], through("model.layers.1.self_attn.o_proj.weight")[:, 64:128])
     assert torch.equal(found["layers.1.down"], through("model.layers.1.mlp.down_proj.weight")[:, 48:72])
     assert torch.equal(found["embed"], through("model.embed_tokens.weight")[24:48])
+
+
+def llama3_factors(dim, theta, factor):
+    """As llama.cpp's converter bakes Llama 3's stretch into a tensor."""
+    factors = []
+    for pair in range(dim // 2):
+        wavelength = 2 * math.pi * theta ** (2 * pair / dim)
+        if wavelength < 8192 / 4:
+            factors.append(1.0)
+        elif wavelength > 8192:
+            factors.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1) / 3
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, dtype=np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0, 5.0])
+def test_llama3s_baked_rope_is_recognised_or_refused(factor, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    model = tiny_model("llama", head_dim=64, rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+    write_gguf(path, model, tokens=lambda w: w.add_tensor("rope_freqs.weight", llama3_factors(64, 500000.0, factor)))
+    if factor == 5.0:
+        refused(path, "rope_freqs.weight", "Llama 3")
+        return
+    rope = open_checkpoint(path).shape.rope_scaling
+    assert (rope.kind, rope.factor, rope.original_max_position) == (RopeKind.LLAMA3, factor, 8192)
+
+
+def test_yarn_in_a_gguf_is_read(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    metadata = [
+        ("add_rope_scaling_type", gguf.RopeScalingType.YARN),
+        ("add_rope_scaling_factor", 4.0),
+        ("add_rope_scaling_orig_ctx_len", 32),
+    ]
+    write_gguf(path, tiny_model("qwen2"), metadata=metadata)
+    rope = open_checkpoint(path).shape.rope_scaling
+    assert (rope.kind, rope.factor, rope.original_max_position) == (RopeKind.YARN, 4.0, 32)
+
+
+def test_partial_rotation_in_a_gguf_is_refused(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, tiny_model("llama"), metadata=[("add_rope_dimension_count", 2)])
+    refused(path, "rope.dimension_count: 2 of 4")
 
 
 # --- what is refused ---------------------------------------------------------------------------------
