@@ -63,8 +63,8 @@ ORDER BY coalesce(t.plan, t.arrive), t."group"
 
 
 _OUTER_IDS: Final = """
-SELECT record->>'$.external', request FROM events
-WHERE event = 'request.received' AND request IS NOT NULL AND record->>'$.external' IS NOT NULL ORDER BY seq
+SELECT json_extract_string(record, '$.external') AS outer_id, request FROM events
+WHERE event = 'request.received' AND request IS NOT NULL AND outer_id IS NOT NULL ORDER BY seq
 """
 
 

@@ -71,8 +71,12 @@ FROM (
         json_transform(json, $columns) AS fields,
         try_cast(json_transform(json, '{"requests":["VARCHAR"]}').requests AS VARCHAR[]) AS requests,
         try_cast(json_transform(json, '{"tokens":["BIGINT"]}').tokens AS BIGINT[]) AS group_tokens
-    FROM read_json_objects($files, format='newline_delimited', ignore_errors=true,
-        compression='uncompressed', filename=true, maximum_object_size=$line_bytes)
+    FROM (
+        -- The reader lets some lines pass that are JSON only up to a point.
+        SELECT filename, CASE WHEN json_valid(json) THEN json END AS json
+        FROM read_json_objects($files, format='newline_delimited', ignore_errors=true,
+            compression='uncompressed', filename=true, maximum_object_size=$line_bytes)
+    )
     WHERE json IS NOT NULL
 )
 WHERE fields.ts IS NOT NULL AND fields.mono IS NOT NULL AND fields.event IS NOT NULL
@@ -276,7 +280,7 @@ def _number_runs(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("ALTER TABLE events ADD COLUMN run BIGINT DEFAULT 1")
     starts = connection.execute(
         "SELECT at_ns FROM events WHERE actor = 'supervisor-0' AND event = 'actor.spawned' AND epoch = 0 "
-        "AND record->>'$.name' = 'vault-0' ORDER BY at_ns"
+        "AND json_extract_string(record, '$.name') = 'vault-0' ORDER BY at_ns"
     ).fetchall()
     for run, (start,) in enumerate(starts[1:], 2):
         connection.execute("UPDATE events SET run = ? WHERE at_ns >= ?", [run, start])

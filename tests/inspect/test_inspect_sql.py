@@ -28,7 +28,7 @@ def rows(trace, query):
         "LOAD httpfs",
         "SET enable_external_access = true",
         "SET lock_configuration = false",
-        "PRAGMA database_list",
+        "PRAGMA threads=1",
         "DROP TABLE events",
         "DELETE FROM events",
         "UPDATE events SET request = 'x'",
