@@ -75,6 +75,12 @@ class Model(Section, frozen=True):
     dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="Type of weights, activations and KV cache.")] = (
         "bfloat16"
     )
+    weights: Annotated[
+        Literal["file", "random"],
+        Meta(
+            description="file: trained weights. random: noise in a model of this config's shape, to measure with; it needs no weight files."
+        ),
+    ] = "file"
     max_model_len: Annotated[
         int,
         Meta(
@@ -103,6 +109,13 @@ class Engine(Section, frozen=True):
     attention: Annotated[
         Literal["auto", "torch", "flash-attn"],
         Meta(description="Attention kernels. auto: flash-attn on CUDA, torch on CPU."),
+    ] = "auto"
+    mps: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="Both planes at once on each card (CUDA, split). auto: if NVIDIA's MPS is installed; several ranks need it."
+            " on: or do not start. off: the planes take turns, also with several ranks."
+        ),
     ] = "auto"
     threads: Annotated[int, Meta(ge=1, le=256, description="CPU threads of each rank process.")] = 1
     page_tokens: Annotated[

@@ -548,9 +548,23 @@ class TensorPlace(Part, frozen=True):
     offset: Bytes
 
 
-class Grant(Message, frozen=True):
-    """vault -> rank: the model's shape and every tensor; the descriptors come by SCM_RIGHTS.
+class CardMemory(Part, frozen=True):
+    """On which card a grant's regions lie: the ``handles[i]`` that the CUDA driver gave out opens the i-th region.
 
+    ``device`` is the card's number among those that the vault sees and ``address`` its place on the PCI bus; ``torch`` is the
+    vault's version. A rank for which any of the three is another must not open the handles.
+    """
+
+    device: RankId
+    address: Annotated[str, Meta(min_length=1, max_length=64)]
+    torch: Annotated[str, Meta(min_length=1, max_length=64)]
+    handles: Annotated[tuple[Annotated[bytes, Meta(min_length=64, max_length=64)], ...], Meta(max_length=256)]
+
+
+class Grant(Message, frozen=True):
+    """vault -> rank: the model's shape and every tensor.
+
+    The regions are descriptors that come by SCM_RIGHTS, or, with ``card``, memory of that card and no descriptor.
     ``shape`` is the engine's own frozen struct as JSON (the wire layer does not know the engine).
     """
 
@@ -560,3 +574,4 @@ class Grant(Message, frozen=True):
     shape: Annotated[bytes, Meta(max_length=1 << 16)]
     region_bytes: Annotated[tuple[Bytes, ...], Meta(max_length=256)]
     tensors: Annotated[tuple[TensorPlace, ...], Meta(max_length=1 << 16)]
+    card: CardMemory | None = None

@@ -95,7 +95,8 @@ def test_a_resolved_topology_survives_json(topology):
         ('[gateway]\nhost = "-x-"', "gateway.host"),
         # choices that do not go together
         ('[engine]\ncollectives = "nccl"', 'legal is "auto", "shm" or "gloo"'),
-        ('[engine]\ndevice = "cuda"\ncollectives = "shm"', 'legal is "auto", "nccl" or "gloo"'),
+        ('[engine]\ndevice = "cuda"\ncollectives = "shm"', 'legal is "auto" or "nccl"'),
+        ('[engine]\ndevice = "cuda"\ncollectives = "gloo"', 'legal is "auto" or "nccl"'),
         (
             '[mesh]\ntp = 2\nhosts = ["a","b"]\nkeys_dir = "k"\n[engine]\ncollectives = "shm"',
             'legal over several hosts is "auto"',
