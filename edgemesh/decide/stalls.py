@@ -1,7 +1,7 @@
 """Who holds a step that takes too long, told from where everybody stands.
 
 A hung rank keeps its peers inside a collective and its group waiting for a result, so the first mark over its bound
-need not be the culprit's: whoever is furthest behind in that plane is.
+need not be the culprit's: whoever is furthest behind in that plane is. A rank that waits at tick t has not begun it.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,16 @@ def holders(mesh: Mesh, name: str, mark: Mark, standing: Standing) -> tuple[str,
     if mark.phase is Phase.ARRIVED:
         waiting = [each.name for each in mesh.actors_of(Role.GROUP) if each.group in groups]
         return _absent(waiting, mark, standing) or (mesh.set_of(actor.group).barrier or name,)
-    ranks = [rank for group in groups for rank in mesh.rank_names(group, mark.plane)]
-    return _behind(ranks, mark, standing) or (name,)
+    held = [
+        holder
+        for group in groups
+        for holder in _held_by(f"{Role.GROUP}-{group}", mesh.rank_names(group, mark.plane), mark, standing)
+    ]
+    lowest = min((tick for tick, _, _ in held), default=0)
+    behind = [(waits, holder) for tick, waits, holder in held if tick == lowest]
+    # Who has not begun the step holds those who are inside it.
+    first = [holder for waits, holder in behind if waits] or [holder for _, holder in behind]
+    return tuple(first) or (name,)
 
 
 def _absent(groups: list[str], mark: Mark, standing: Standing) -> tuple[str, ...]:
@@ -41,15 +49,12 @@ def _absent(groups: list[str], mark: Mark, standing: Standing) -> tuple[str, ...
     )
 
 
-def _behind(ranks: list[str], mark: Mark, standing: Standing) -> tuple[str, ...]:
-    """The ranks at the lowest tick where some are ahead; where none is, those inside the step."""
-    at = {name: found for name in ranks if (found := _at(name, mark, standing)) is not None}
-    if not at:
-        return ()
-    lowest = min(found.tick for found in at.values())
-    if lowest < max(found.tick for found in at.values()):
-        return tuple(name for name, found in at.items() if found.tick == lowest)
-    return tuple(name for name, found in at.items() if found.phase is Phase.RUNNING)
+def _held_by(group: str, ranks: tuple[str, ...], mark: Mark, standing: Standing) -> list[tuple[int, bool, str]]:
+    """(tick, waits for a plan, who) of each rank of a group; where none of them has its plan, the group owes it."""
+    at = [(found.tick, found.phase is Phase.WAITING, rank) for rank in ranks if (found := _at(rank, mark, standing))]
+    if at and all(waits for _, waits, _ in at):
+        return [(min(tick for tick, _, _ in at), True, group)]
+    return at
 
 
 def _at(name: str, mark: Mark, standing: Standing) -> Mark | None:
@@ -64,10 +69,12 @@ def describe(actor: Actor) -> str:
 
 
 def whereabouts(marks: tuple[Mark, ...], now: int) -> str:
-    """``decode tick 17, running for 2.1 s``, of the plane that has been busy for longest."""
-    busy = [mark for mark in marks if mark.phase is not Phase.WAITING] or list(marks)
-    if not busy:
+    """``decode tick 17, running for 2.1 s``, of the plane that has been busy for longest; an idle actor just waits."""
+    if not marks:
         return "no report yet"
+    busy = [mark for mark in marks if mark.phase is not Phase.WAITING]
+    if not busy:
+        return ", ".join(f"{mark.plane} tick {mark.tick}" for mark in marks) + ", waiting"
     mark = min(busy, key=lambda each: each.since_ns)
     lasted = f" for {(now - mark.since_ns) / 1e9:.1f} s" if mark.since_ns else ""
     return f"{mark.plane} tick {mark.tick}, {mark.phase}{lasted}"

@@ -39,6 +39,9 @@ STOP_NS: Final = SECOND
 GAP_NS: Final = SECOND
 """A supervisor that was itself away for so long does not count that time as anybody's silence."""
 
+NAMED: Final = 4
+"""Actors that one sentence names; the trace has them all."""
+
 TOLD: Final = (Role.GATEWAY, Role.ROUTER)
 """Who hears whether the mesh serves."""
 
@@ -173,8 +176,9 @@ class Supervision:
         names = holders(self.mesh, each.actor.name, mark, standing)
         bound = f"{mark.plane} tick {mark.tick} is {mark.phase} for {(now - mark.since_ns) / 1e9:.1f} s"
         held = "; ".join(
-            f"{describe(self.mesh.actor(name))} is at {whereabouts(standing.get(name, ()), now)}" for name in names
+            f"{describe(self.mesh.actor(name))} at {whereabouts(standing.get(name, ()), now)}" for name in names[:NAMED]
         )
+        held += f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
         notes = [
             Note("actor.hung", {"name": name, "plane": mark.plane, "tick": mark.tick, "reason": bound})
             for name in names
