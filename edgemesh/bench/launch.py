@@ -33,7 +33,7 @@ class LaunchError(RuntimeError):
 class Launched:
     """One running mesh.
 
-    ``runtime`` is where its run directory, sockets and logs are, ``traces`` where its traces; both are removed by ``close``.
+    ``runtime`` is where its run directory and sockets are, ``traces`` where its traces and logs; ``close`` removes both.
     """
 
     def __init__(self, topology: str, overrides: Mapping[str, object], options: Sequence[str] = ()) -> None:
@@ -141,7 +141,7 @@ class Launched:
     def tell(self, what: str) -> str:
         """``what``, then the ends of every log and trace."""
         parts = [what, f"command: {' '.join(map(str, self.process.args))}"]  # type: ignore[arg-type]  # a list of words
-        files = (self.log, *self.runtime.rglob("*.log"), *self.traces.glob("*.jsonl"))
+        files = (self.log, *self.traces.glob("*.log"), *self.traces.glob("*.jsonl"))
         for path in files:
             tail = path.read_bytes()[-TAIL_BYTES if path == self.log else -TAIL_BYTES // 4 :].decode(errors="replace")
             if tail.strip():

@@ -123,13 +123,15 @@ def demo(
         if name not in bench_demo.SECTIONS:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(bench_demo.SECTIONS)}")  # noqa: EM102, TRY003 - typer prints it
     rows = []
-    with console.status("starting") as status:
-        for name in names:
-            for row in bench_demo.SECTIONS[name](bench_demo.Settings(rounds, requests, peer), status.update):
-                rows.append(row)
-                if json is not None:
-                    json.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
-    bench_demo.show(rows, console)
+    try:
+        with console.status("starting") as status:
+            for name in names:
+                for row in bench_demo.SECTIONS[name](bench_demo.Settings(rounds, requests, peer), status.update):
+                    rows.append(row)
+                    if json is not None:
+                        json.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
+    finally:
+        bench_demo.show(rows, console)
 
 
 def show(summary: Summary, title: str) -> None:
