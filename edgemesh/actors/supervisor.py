@@ -55,10 +55,14 @@ class View(Protocol):
         ...
 
 
+class ListenError(Exception):
+    """The gateways' address cannot be listened on."""
+
+
 def supervise(topology: Topology, view: View, *, start_ns: int | None = None, package: str = "edgemesh.actors") -> int:
     """Run a mesh until it ends; returns the exit code (0 only when it was asked to end).
 
-    ``package`` holds the module of each role. Raises ``OSError`` when the gateways' address cannot be bound: nothing has been started then.
+    ``package`` holds the module of each role. Raises ``ListenError`` before anything is started.
     """
     with Signals() as signals, _listen(topology) as listener:
         gateway = msgspec.structs.replace(topology.gateway, port=listener.getsockname()[1])
@@ -230,18 +234,22 @@ def url_of(topology: Topology) -> str:
 def _listen(topology: Topology) -> socket.socket:
     """The gateways' listening socket: bound once, here, so that nobody can take the port in between."""
     host, port = topology.gateway.host, topology.gateway.port
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.settimeout(0)
-    except OSError:
-        listener.close()
-        raise
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            listener.settimeout(0)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        text = f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or --host."
+        raise ListenError(text) from error
     return listener
 
 

@@ -10,10 +10,11 @@ import msgspec
 import typer
 from rich.console import Console
 
-from edgemesh.actors.supervisor import supervise
+from edgemesh.actors.supervisor import ListenError, supervise
 from edgemesh.cli.errors import fail
 from edgemesh.cli.start_view import LiveView, PlainView
 from edgemesh.runtime.clock import monotonic_ns
+from edgemesh.runtime.link import LinkError
 from edgemesh.runtime.paths import state_dir
 from edgemesh.topology import Topology, TopologyError, load, preflight
 
@@ -52,10 +53,8 @@ def start(
     with closing(LiveView(console) if console.is_terminal else PlainView(console)) as view:
         try:
             code = supervise(wanted, view, start_ns=start_ns)
-        except OSError as error:
-            gateway = wanted.gateway
-            text = f"cannot listen on {gateway.host}:{gateway.port}: {error.strerror or error}; choose another --port or --host."
-            raise fail(text) from error
+        except (ListenError, LinkError, OSError) as error:
+            raise fail(str(error)) from error
     raise typer.Exit(code)
 
 

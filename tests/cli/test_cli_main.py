@@ -1,0 +1,92 @@
+"""The program as a user meets it: quick, torch-free, and one paragraph when something is wrong."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from edgemesh import __version__
+from edgemesh.cli import main, start
+from edgemesh.cli.start_view import failure, last_line
+from edgemesh.topology import TopologyError, parse
+
+LOADED = """
+import runpy, sys
+sys.argv = ["edgemesh", *sys.argv[1:]]
+try:
+    runpy.run_module("edgemesh.cli.main", run_name="__main__")
+finally:
+    print(sorted({name.split(".")[0] for name in sys.modules} & {"torch", "transformers", "duckdb", "zmq"}))
+"""
+
+
+def edgemesh(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgemesh.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_command_and_imports_none():
+    done = subprocess.run([sys.executable, "-c", LOADED, "--help"], capture_output=True, text=True, check=True)
+    for name in main.COMMANDS:
+        assert f" {name} " in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_version():
+    assert edgemesh("--version").stdout.strip() == f"edgemesh {__version__}"
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_has_help_of_its_own(name):
+    done = subprocess.run([sys.executable, "-c", LOADED, name, "--help"], capture_output=True, text=True, check=True)
+    assert f"edgemesh {name}" in done.stdout
+    assert "torch" not in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--topology", "tp99"], "no shipped topology is called 'tp99'; there are demo,"),
+        (["--topology", "/nowhere.toml"], "cannot read the topology file /nowhere.toml: No such file"),
+        (["--set", "mesh.tq=2"], "did you mean 'mesh.tp'?"),
+        (["--set", "mesh.tp=3", "--set", "mesh.dp=2"], "tp"),
+        (["--model", "/nowhere/model"], "model.path = '/nowhere/model' does not exist"),
+        (["--model", "nobodys-model"], "models to pull by name: smollm2-135m"),
+        (["--host", "203.0.113.1"], "Cannot assign requested address; choose another"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_paragraph_before_anything_starts(arguments, words, tmp_path):
+    done = edgemesh("start", "--port", "0", "--trace-dir", str(tmp_path), *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_several_hosts_are_refused(tmp_path):
+    topology = parse("", ["mesh.tp=2", "mesh.hosts=['10.0.0.1', '10.0.0.2']", f"mesh.keys_dir={tmp_path}"])
+    with pytest.raises(TopologyError, match=r"2 machines \(10\.0\.0\.1, 10\.0\.0\.2\)"):
+        start.prepare(topology, None)
+
+
+def test_only_so_many_old_traces_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(start, "KEPT_TRACES", 3)
+    made = []
+    for _ in range(6):
+        made.append(start._new_trace_dir("demo"))
+        made[-1].mkdir()
+        # Directories are told apart by their times, which some file systems keep coarsely.
+        while made[-1].stat().st_mtime_ns == time.time_ns():
+            pass
+    assert sorted((tmp_path / "edgemesh" / "trace").iterdir()) == sorted(made[-3:])
+
+
+def test_a_failure_quotes_the_culprits_last_line(tmp_path):
+    log = tmp_path / "rank-0.log"
+    assert last_line(log) == ""
+    assert failure("it died", log) == "it died."
+    log.write_text("x" * 10_000 + "\nModuleNotFoundError: No module named 'torch'\n\n")
+    assert failure("it died", log) == f"it died. Its last line in {log}: ModuleNotFoundError: No module named 'torch'"
