@@ -18,6 +18,9 @@ SHOWN: Final = {
     "mesh.stopping": "ending now, as asked by a signal",
     "mesh.first_tick": "the first tick has run",
 }
+FRAME_NS: Final = 100_000_000
+"""Between two drawings of the live view."""
+
 LINE_NS: Final = 2_000_000_000
 """Between two plain lines about a start that goes on."""
 
@@ -67,15 +70,18 @@ class LiveView:
         self._console = console
         self._live: Live | None = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
+        self._drawn_ns = 0
         self._lines = PlainView(console)
 
     def show(self, supervision: Supervision, now: int) -> None:
         """Draw where the start is."""
-        if self._live is not None:
-            if supervision.stage is Stage.STARTING:
-                self._live.update(picture(supervision, now), refresh=True)
-            else:
-                self.close()
+        if self._live is None:
+            return
+        if supervision.stage is not Stage.STARTING:
+            self.close()
+        elif now - self._drawn_ns >= FRAME_NS:
+            self._drawn_ns = now
+            self._live.update(picture(supervision, now), refresh=True)
 
     def note(self, supervision: Supervision, note: Note) -> None:
         """Say what a person wants to know."""
