@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from edgemesh.engine.capacity import free_memory, kv_budget
-from edgemesh.engine.checkpoint import open_checkpoint
+from edgemesh.engine.checkpoint import Checkpoint, open_checkpoint
 from edgemesh.engine.lease import listen, receive_lease, same_user, send_message
 from edgemesh.engine.locate import locate
-from edgemesh.engine.shape import ModelError, read_shape
+from edgemesh.engine.shape import ModelShape, read_shape
 from edgemesh.engine.special import special_tokens
-from edgemesh.engine.store import Store, UnknownLease
+from edgemesh.engine.store import Holdings, Store, UnknownLease
+from edgemesh.engine.untrained import Untrained
 from edgemesh.runtime.actor import main
 from edgemesh.runtime.clock import monotonic_ns
 from edgemesh.runtime.port import Port, default_plane, supervisor_of
@@ -41,9 +41,6 @@ class VaultActor:
     """One host's vault."""
 
     def __init__(self, mesh: Mesh, name: str, epoch: int, port: Port) -> None:
-        if mesh.topology.engine.device != "cpu":
-            message = f"engine.device: {mesh.topology.engine.device!r} is not served by this build; allowed: 'cpu'"
-            raise ModelError(message)
         self.mesh = mesh
         self.name = name
         self.epoch = epoch
@@ -75,7 +72,7 @@ class VaultActor:
         self._lender = Lender(store, capacity, self._socket(), self.port.trace.event)
         self._lender.start()
         self._since = monotonic_ns()
-        self.port.send(LinkKind.REPORT, VaultReady(self.name, self.epoch, capacity), self._supervisor)
+        self.port.send(LinkKind.REPORT, VaultReady(self.name, self.epoch, capacity, store.budget()), self._supervisor)
 
     def deadline(self) -> int | None:
         """The next look at the loader."""
@@ -100,7 +97,7 @@ class Loader(threading.Thread):
         self.steps: list[tuple[str, int, int]] = []
         self._mesh = mesh
         self._host = host
-        self._result: tuple[Store, Capacity] | None = None
+        self._result: tuple[Holdings, Capacity] | None = None
         self._error: Exception | None = None
 
     @property
@@ -108,7 +105,7 @@ class Loader(threading.Thread):
         """Whether there is a result or an error."""
         return self._result is not None or self._error is not None
 
-    def result(self) -> tuple[Store, Capacity]:
+    def result(self) -> tuple[Holdings, Capacity]:
         """What was loaded. Raises what went wrong."""
         if self._error is not None:
             raise self._error
@@ -122,20 +119,21 @@ class Loader(threading.Thread):
         except Exception as error:  # noqa: BLE001 - it is raised again in the actor's own thread
             self._error = error
 
-    def _load(self) -> tuple[Store, Capacity]:
+    def _load(self) -> tuple[Holdings, Capacity]:
         topology = self._mesh.topology
         directory = locate(topology.model.path)
         with contextlib.suppress(FileExistsError):
             # The gateways of this host read the tokenizer there.
             (Path(self._mesh.run_dir) / "model").symlink_to(directory)
+        began = monotonic_ns()
         if topology.engine.kind == "null":
-            store = Store(self._mesh, self._host, read_shape(directory / "config.json", topology.model.dtype))
+            shape = read_shape(directory / "config.json", topology.model.dtype)
+            store: Holdings = (empty := Store(self._mesh, self._host, shape))
+            kv = empty.measure()
         else:
             store = self._filled(directory)
-        began = monotonic_ns()
-        kv = kv_budget(topology, store.shape, len(store.ranks), free_memory())
-        if topology.engine.kind != "null":
-            store.allot(kv)
+            began = monotonic_ns()
+            kv = store.allot()
         self.steps.append(("KV memory", monotonic_ns() - began, store.kv_bytes))
         eos, bos = special_tokens(directory, store.shape.vocab)
         return store, Capacity(
@@ -149,11 +147,11 @@ class Loader(threading.Thread):
             kv_bytes=store.kv_bytes,
         )
 
-    def _filled(self, directory: Path) -> Store:
+    def _filled(self, directory: Path) -> Holdings:
         began = monotonic_ns()
-        checkpoint = open_checkpoint(directory, self._mesh.topology.model.dtype)
+        checkpoint = self._checkpoint(directory)
         try:
-            store = Store(self._mesh, self._host, checkpoint.shape)
+            store = self._store(checkpoint.shape)
             total, done = store.weights_bytes, 0
             self.steps.append(("opening the model", monotonic_ns() - began, 0))
 
@@ -169,11 +167,24 @@ class Loader(threading.Thread):
             checkpoint.close()
         return store
 
+    def _checkpoint(self, directory: Path) -> Checkpoint:
+        topology = self._mesh.topology
+        if topology.model.weights == "random":
+            return Untrained(directory, topology.model.dtype, topology.engine.device)
+        return open_checkpoint(directory, topology.model.dtype)
+
+    def _store(self, shape: ModelShape) -> Holdings:
+        if self._mesh.topology.engine.device == "cpu":
+            return Store(self._mesh, self._host, shape)
+        from edgemesh.engine.cuda.vault import CardStore  # noqa: PLC0415 - where there are cards
+
+        return CardStore(self._mesh, self._host, shape)
+
 
 class Lender(threading.Thread):
     """Answers leases, one after the other, for as long as the process lives."""
 
-    def __init__(self, store: Store, capacity: Capacity, path: Path, event: Callable[..., None]) -> None:
+    def __init__(self, store: Holdings, capacity: Capacity, path: Path, event: Callable[..., None]) -> None:
         super().__init__(name="lender", daemon=True)
         self._store = store
         self._capacity = capacity

@@ -21,6 +21,9 @@ SHOWN: Final = {
 FRAME_NS: Final = 100_000_000
 """Between two drawings of the live view."""
 
+TOLD: Final = {"vault.budget": "budget", "mps.absent": "cost"}
+"""Events with a field that is said as it stands."""
+
 LINE_NS: Final = 2_000_000_000
 """Between two plain lines about a start that goes on."""
 
@@ -47,6 +50,9 @@ class PlainView:
         del supervision
         if note.event in SHOWN:
             self._print(SHOWN[note.event])
+        elif note.event in TOLD:
+            for line in str(note.fields[TOLD[note.event]]).splitlines():
+                self._print(line)
 
     def serving(self, url: str, after_ns: int) -> None:
         """Print the address."""

@@ -125,7 +125,12 @@ class Supervision:
                 each.loading = message
             case VaultReady():
                 self.capacity = message.capacity
-                actions = [*self._ready(each, now), *self._begin(self.watched.values())]
+                budget = [Note("vault.budget", {"name": each.actor.name, "budget": message.budget})]
+                actions = [
+                    *(budget if message.budget else ()),
+                    *self._ready(each, now),
+                    *self._begin(self.watched.values()),
+                ]
             case Ready():
                 actions = self._ready(each, now)
             case Progress():

@@ -45,6 +45,13 @@ def kv_budget(topology: Topology, shape: ModelShape, ranks: int, free_bytes: int
         fitting = usable // (ranks * page_bytes(shape, topology.attn_tp, page_tokens))
         useful = 4 * longest + 512 * topology.decode.slots
         pages = max(0, min(fitting, -(-useful // page_tokens) + 1, MAX_PAGES - 1))
+    return holding(topology, shape, pages, ranks)
+
+
+def holding(topology: Topology, shape: ModelShape, pages: int, ranks: int) -> KvBudget:
+    """So many pages on each of ``ranks``. Raises ``ModelError`` if they do not hold the requests that must be held."""
+    page_tokens, stated = topology.engine.page_tokens, topology.model.max_model_len
+    longest = _longest(shape, stated)
     held = (pages - 1) * page_tokens
     if held < min(longest, page_tokens) or (stated and held < stated):
         wanted = stated or page_tokens

@@ -59,12 +59,16 @@ def _leased(frame: bytes, descriptors: list[int]) -> Leased:
     opened: list[Region] = []
     try:
         grant = _GRANT.decode([frame])
+        shape = msgspec.json.decode(grant.shape, type=ModelShape)
+        if grant.card is not None:
+            from edgemesh.engine.cuda.ipc import opened as opened_on_card  # noqa: PLC0415 - where there is a card
+
+            return Leased(grant, shape, opened_on_card(grant, os.environ))
         if len(grant.region_bytes) != len(descriptors):
             message = f"{len(grant.region_bytes)} regions were granted, {len(descriptors)} descriptors came"
             raise MemoryFault(message)
         for fd, nbytes in zip(descriptors, grant.region_bytes, strict=True):
             opened.append(Region.adopt(fd, nbytes))
-        shape = msgspec.json.decode(grant.shape, type=ModelShape)
         return Leased(grant, shape, tensors(grant.tensors, opened))
     except (WireError, msgspec.DecodeError) as error:
         message = f"the vault's grant cannot be read: {error}"

@@ -10,7 +10,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import torch
 
@@ -27,6 +27,15 @@ _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 class MemoryFault(Exception):  # noqa: N818 - it names what happened
     """Shared memory that is not what it was said to be."""
+
+
+class Memory(Protocol):
+    """Bytes that tensors can be laid over."""
+
+    nbytes: int
+
+    def tensor(self, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        """A view of the bytes from ``offset``. Raises ``MemoryFault`` if it would not fit."""
 
 
 class Region:
@@ -82,13 +91,7 @@ class Region:
 
     def tensor(self, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """A view of the bytes from ``offset``; it keeps the mapping alive. ``MemoryFault`` if it would not fit."""
-        count = 1
-        for size in shape:
-            count *= size
-        end = offset + count * dtype.itemsize
-        if offset < 0 or offset % dtype.itemsize or end > self.nbytes:
-            message = f"a tensor {list(shape)} of {dtype} at byte {offset} does not fit a region of {self.nbytes} bytes"
-            raise MemoryFault(message)
+        count = fitting(offset, dtype, shape, self.nbytes)
         if count == 0:
             return torch.empty(tuple(shape), dtype=dtype)
         with warnings.catch_warnings():
@@ -112,9 +115,10 @@ class Region:
 class Packing:
     """Offsets of tensors laid one after the other in a region."""
 
-    def __init__(self) -> None:
+    def __init__(self, align: int = ALIGN_BYTES) -> None:
         self.places: dict[str, tuple[int, tuple[int, ...], str]] = {}
         self.nbytes = 0
+        self._align = align
 
     def add(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         """Give a tensor its place."""
@@ -122,7 +126,7 @@ class Packing:
         for size in shape:
             count *= size
         self.places[name] = (self.nbytes, shape, dtype)
-        self.nbytes = -(-(self.nbytes + count) // ALIGN_BYTES) * ALIGN_BYTES
+        self.nbytes = -(-(self.nbytes + count) // self._align) * self._align
 
     def alias(self, name: str, same_as: str) -> None:
         """Give a tensor the place of another."""
@@ -136,7 +140,7 @@ class Packing:
         )
 
 
-def tensors(places: Sequence[TensorPlace], regions: Mapping[int, Region] | Sequence[Region]) -> dict[str, torch.Tensor]:
+def tensors(places: Sequence[TensorPlace], regions: Mapping[int, Memory] | Sequence[Memory]) -> dict[str, torch.Tensor]:
     """Every granted tensor over its region."""
     found: dict[str, torch.Tensor] = {}
     for place in places:
@@ -150,3 +154,14 @@ def tensors(places: Sequence[TensorPlace], regions: Mapping[int, Region] | Seque
             raise MemoryFault(message) from error
         found[place.name] = region.tensor(place.offset, DTYPES[place.dtype], place.shape)
     return found
+
+
+def fitting(offset: int, dtype: torch.dtype, shape: Sequence[int], nbytes: int) -> int:
+    """The elements of a tensor at a byte of a region. Raises ``MemoryFault`` if it would not fit."""
+    count = 1
+    for size in shape:
+        count *= size
+    if offset < 0 or offset % dtype.itemsize or offset + count * dtype.itemsize > nbytes:
+        message = f"a tensor {list(shape)} of {dtype} at byte {offset} does not fit a region of {nbytes} bytes"
+        raise MemoryFault(message)
+    return count

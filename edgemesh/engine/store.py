@@ -5,12 +5,12 @@ norms; both planes of a rank map one slab. So each byte of weights is on the hos
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import torch
 
-from edgemesh.engine.capacity import KvBudget
+from edgemesh.engine.capacity import KvBudget, free_memory, kv_budget
 from edgemesh.engine.checkpoint import Checkpoint
 from edgemesh.engine.layout import Share, Split, Target, local, targets
 from edgemesh.engine.memory import Packing, Region
@@ -31,6 +31,58 @@ class UnknownLease(Exception):  # noqa: N818 - it names what happened
     """A lease of a rank that is not this host's, or of an epoch that is over."""
 
 
+class Register:
+    """Who may lease: the ranks of one host, each in the latest epoch of its coupled set that it has been asked in."""
+
+    def __init__(self, mesh: Mesh, host: int) -> None:
+        self._mesh = mesh
+        self._host = host
+        self._epochs: dict[int, int] = {}
+
+    def enter(self, lease: Lease) -> bool:
+        """Whether the lease opens a new epoch of its set. Raises ``UnknownLease``."""
+        try:
+            actor = self._mesh.actor(lease.actor)
+        except KeyError:
+            actor = None
+        wanted = (Role.RANK, self._host, lease.rank, lease.plane)
+        if actor is None or (actor.role, actor.host, actor.index, actor.plane) != wanted:
+            message = f"{lease.actor} (rank {lease.rank}, {lease.plane}) is no rank of host {self._host}"
+            raise UnknownLease(message)
+        index = self._mesh.set_of(self._mesh.group_of(lease.rank)).index
+        if lease.epoch < (epoch := self._epochs.setdefault(index, lease.epoch)):
+            message = f"{lease.actor} asks in epoch {lease.epoch}, and epoch {epoch} has begun"
+            raise UnknownLease(message)
+        self._epochs[index] = lease.epoch
+        return lease.epoch > epoch
+
+
+class Holdings(Protocol):
+    """What a vault holds and lends, in the host's memory or on its cards."""
+
+    shape: ModelShape
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights, each counted once."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all slabs."""
+
+    def load(self, checkpoint: Checkpoint, progress: Callable[[str, int], None]) -> None:
+        """Fill the weights. Raises ``ModelError``."""
+
+    def allot(self) -> KvBudget:
+        """Make the KV slabs from what is left. Raises ``ModelError`` if they would not hold what they must."""
+
+    def budget(self) -> str:
+        """Where the memory goes, in words, if there is more to say than the bytes above."""
+
+    def grant(self, lease: Lease, capacity: Capacity) -> tuple[Grant, list[int]]:
+        """What a rank gets, and the descriptors to send with it. Raises ``UnknownLease``."""
+
+
 class _Shard:
     """One region of weights: where each tensor lies, and which rank's indices fill it."""
 
@@ -47,11 +99,10 @@ class Store:
         self.mesh = mesh
         self.shape = shape
         self.ranks = sorted({actor.index for actor in mesh.actors_of(Role.RANK) if actor.host == host})
-        self._host = host
         self._shards: dict[Key, _Shard] = {}
         self._slabs: dict[int, Region] = {}
         self._collectives: dict[tuple[int, Plane], Region] = {}
-        self._epochs: dict[int, int] = {}
+        self._register = Register(mesh, host)
         self._slab = Packing()
         for rank in self.ranks:
             self._plan(rank)
@@ -75,17 +126,28 @@ class Store:
             assert shard.region is not None
             shard.region.seal()
 
-    def allot(self, kv: KvBudget) -> None:
+    def measure(self) -> KvBudget:
+        """The KV that fits into what is free. Raises ``ModelError`` if that is too little."""
+        return kv_budget(self.mesh.topology, self.shape, len(self.ranks), free_memory())
+
+    def budget(self) -> str:
+        """Nothing: a host's memory is not dealt out as a card's is."""
+        return ""
+
+    def allot(self) -> KvBudget:
         """Make the KV slabs."""
+        kv = self.measure()
         heads = local(self.shape, self._split(self.ranks[0])).kv_local
         shape = (self.shape.layers, 2, kv.pages, kv.page_tokens, heads, self.shape.head_dim)
         self._slab = Packing()
         self._slab.add(KV, self.shape.dtype, shape)
         self._slabs = {rank: Region.create(f"kv-{rank}", self._slab.nbytes) for rank in self.ranks}
+        return kv
 
     def grant(self, lease: Lease, capacity: Capacity) -> tuple[Grant, list[int]]:
         """What a rank gets, and the descriptors to send with it. Raises ``UnknownLease``."""
-        self._known(lease)
+        if self._register.enter(lease):
+            self._forget(self.mesh.group_of(lease.rank))
         regions: list[Region] = []
         places: list[TensorPlace] = []
         for key in self._keys(lease.rank):
@@ -156,32 +218,17 @@ class Store:
                 offset, shape, dtype = shard.packing.places[name]
                 yield target, shard.region.tensor(offset, DTYPES[dtype], shape)
 
-    def _known(self, lease: Lease) -> None:
-        try:
-            actor = self.mesh.actor(lease.actor)
-        except KeyError:
-            actor = None
-        if actor is None or (actor.role, actor.host, actor.index, actor.plane) != (
-            Role.RANK,
-            self._host,
-            lease.rank,
-            lease.plane,
-        ):
-            message = f"{lease.actor} (rank {lease.rank}, {lease.plane}) is no rank of host {self._host}"
-            raise UnknownLease(message)
+    def _forget(self, group: int) -> None:
+        """Let go of the collective regions of an epoch that is over."""
+        index = self.mesh.set_of(group).index
+        for plane in self.mesh.planes:
+            if old := self._collectives.pop((index, plane), None):
+                old.close()
 
     def _collective(self, lease: Lease) -> Region | None:
-        """The region over which a coupled set's ranks of one plane exchange tensors; every epoch has fresh ones."""
+        """The region over which a coupled set's ranks of one plane exchange tensors; each epoch has a fresh one."""
         index = self.mesh.set_of(self.mesh.group_of(lease.rank)).index
         ranks = self.mesh.world_of(index)
-        if lease.epoch < (epoch := self._epochs.setdefault(index, lease.epoch)):
-            message = f"{lease.actor} asks in epoch {lease.epoch}, and epoch {epoch} has begun"
-            raise UnknownLease(message)
-        if lease.epoch > epoch:
-            self._epochs[index] = lease.epoch
-            for plane in self.mesh.planes:
-                if old := self._collectives.pop((index, plane), None):
-                    old.close()
         if len(ranks) == 1 or not set(ranks) <= set(self.ranks):
             return None
         key = index, lease.plane

@@ -54,6 +54,20 @@ class ModelNumbers(Struct, frozen=True):
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
+class Overheads(Struct, frozen=True):
+    """What the processes of a card's planes take on it beside weights and KV, in bytes."""
+
+    contexts: int
+    communicators: int
+    graphs: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.contexts + self.communicators + self.graphs + self.activations
+
+
 class Budget(Struct, frozen=True):
     """One card's memory in bytes, and the KV it leaves. ``longest`` is the longest request in tokens."""
 
@@ -95,7 +109,8 @@ def budget(topology: Topology, model: ModelNumbers, card_bytes: int) -> Budget:
     mlp = 3 * model.hidden_size * -(-model.intermediate_size // tp)
     vocabulary = -(-model.vocab_size // attn_tp) * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     weights = (model.num_hidden_layers * (attention + mlp) + vocabulary) * item
-    overhead = _overhead(topology, model, item)
+    # The vault has a context too.
+    overhead = CONTEXT_BYTES + overheads(topology, model).total
     per_token = 2 * model.num_hidden_layers * kv_local * model.head * item
     left = max(0, int(card_bytes * topology.engine.memory_fraction) - weights - overhead)
     page = topology.engine.page_tokens
@@ -106,16 +121,16 @@ def budget(topology: Topology, model: ModelNumbers, card_bytes: int) -> Budget:
     return Budget(weights, overhead, tokens * per_token, per_token, tokens, longest)
 
 
-def _overhead(topology: Topology, model: ModelNumbers, item: int) -> int:
-    """Contexts of the vault and of each plane's process, communicators, graphs, and the activations of a chunk."""
+def overheads(topology: Topology, model: ModelNumbers) -> Overheads:
+    """Contexts of each plane's process, communicators, graphs, and the activations of a chunk."""
     planes = len(topology.planes)
     groups = (topology.attn_tp > 1) + topology.coupled
     wide = -(-model.intermediate_size // topology.mesh.tp)
     tokens = topology.prefill.chunk_tokens * (topology.mesh.dp if topology.coupled else 1)
-    activations = item * (
+    activations = _DTYPE_BYTES[topology.model.dtype] * (
         topology.prefill.chunk_tokens * 6 * model.hidden_size + tokens * (2 * model.hidden_size + 3 * wide)
     )
-    return (1 + planes) * CONTEXT_BYTES + planes * groups * COMMUNICATOR_BYTES + GRAPH_BYTES + activations
+    return Overheads(planes * CONTEXT_BYTES, planes * groups * COMMUNICATOR_BYTES, GRAPH_BYTES, activations)
 
 
 def check_budget(topology: Topology, model: ModelNumbers, card_bytes: int) -> Budget:

@@ -109,9 +109,7 @@ def _check_engine(topology: Topology) -> None:
     engine = topology.engine
     cuda = engine.device == "cuda"
     if cuda and engine.collectives in {"shm", "gloo"}:
-        message = (
-            f'engine.collectives = "{engine.collectives}" needs engine.device = "cpu"; on CUDA legal is "auto" or "nccl".'
-        )
+        message = f'engine.collectives = "{engine.collectives}" needs engine.device = "cpu"; on CUDA legal is "auto" or "nccl".'
         raise TopologyError(message)
     if not cuda and engine.collectives == "nccl":
         message = 'engine.collectives = "nccl" needs engine.device = "cuda"; on CPU legal is "auto", "shm" or "gloo".'

@@ -458,11 +458,12 @@ class Capacity(Part, frozen=True):
 
 
 class VaultReady(Message, frozen=True):
-    """vault -> supervisor: weights and KV slabs are in place."""
+    """vault -> supervisor: weights and KV slabs are in place; ``budget`` says in words where a card's memory goes."""
 
     actor: ActorName
     epoch: Epoch
     capacity: Capacity
+    budget: Text = ""
 
 
 class Mark(Part, frozen=True):
@@ -551,12 +552,12 @@ class TensorPlace(Part, frozen=True):
 class CardMemory(Part, frozen=True):
     """On which card a grant's regions lie: the ``handles[i]`` that the CUDA driver gave out opens the i-th region.
 
-    ``device`` is the card's number among those that the vault sees and ``address`` its place on the PCI bus; ``torch`` is the
+    ``device`` is the card's number among those that the vault sees and ``uuid`` the card's own name; ``torch`` is the
     vault's version. A rank for which any of the three is another must not open the handles.
     """
 
     device: RankId
-    address: Annotated[str, Meta(min_length=1, max_length=64)]
+    uuid: Annotated[str, Meta(min_length=1, max_length=64)]
     torch: Annotated[str, Meta(min_length=1, max_length=64)]
     handles: Annotated[tuple[Annotated[bytes, Meta(min_length=64, max_length=64)], ...], Meta(max_length=256)]
 
