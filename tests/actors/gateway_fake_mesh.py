@@ -296,7 +296,8 @@ class FakeMesh:
         )
         item = Item(submit.request, 0, at, tokens, finish, logprobs if wanted >= 0 else (), 2)
         if submit.session == "twice":
-            return [item, item, Item(submit.request, 7, at, (5,), Finish.NONE)]
+            other = Item(submit.request, 7, at, (5,), Finish.NONE)
+            return [other, item, item]
         return [item]
 
 

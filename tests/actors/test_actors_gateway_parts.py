@@ -112,6 +112,8 @@ def test_merged_metrics_are_one_text_that_prometheus_reads(tmp_path):
     [generated] = [family for family in families if family.name == "edgemesh_generated_tokens"]
     found = {sample.labels["gateway"]: sample.value for sample in generated.samples if sample.name.endswith("_total")}
     assert found == {"gateway-0": 15, "gateway-1": 20, "gateway-2": 30}
+    for kind in (b"HELP", b"TYPE"):
+        assert several[0].text().count(b"# %b edgemesh_generated_tokens_total " % kind) == 1
     alone = several[0].text()
     assert merge([alone]) == alone
 

@@ -64,6 +64,30 @@ def test_tokens_that_must_come_cannot_stop():
     assert run(tokens, range(9), ["a"], logprobs=False, min_tokens=len(tokens))[0] == "abab"
 
 
+def test_the_first_token_after_them_can():
+    letters = [byte_level().encode(letter, add_special_tokens=False)[0] for letter in "abab"]
+    for floor, text in ((0, ""), (1, "ab"), (2, "ab"), (3, "abab")):
+        assert run(letters, range(9), ["a"], logprobs=False, min_tokens=floor)[0] == text
+
+
+def test_logprobs_wait_for_their_text():
+    letters = [byte_level().encode(letter, add_special_tokens=False)[0] for letter in "xabd"]
+    stream = TextStream(byte_level().pieces, ["abc"])
+    released = []
+    for token in letters:
+        text = stream.feed((token,), (Logprob(token, -1.0),))
+        released.append((text, [entry.token for entry in stream.shown]))
+    x, a, b, d = letters
+    assert released == [("x", [x]), ("", []), ("", []), ("abd", [a, b, d])]
+
+
+def test_half_a_character_at_the_end_can_complete_a_stop_string():
+    half = byte_level().encode("🎉", add_special_tokens=False)[0]
+    x = byte_level().encode("x", add_special_tokens=False)[0]
+    text, shown, _, stopped = run([x, half], [1], ["\N{REPLACEMENT CHARACTER}"], logprobs=True)
+    assert (text, [entry.token for entry in shown], stopped) == ("x", [x], True)
+
+
 def test_both_forms_of_logprobs():
     pieces = byte_level().pieces
     [token] = byte_level().encode("the", add_special_tokens=False)
