@@ -1,5 +1,7 @@
 """``edgemesh start``: from a topology file and a model to a mesh that serves."""
 
+import fcntl
+import os
 import resource
 import shutil
 from contextlib import closing
@@ -67,14 +69,15 @@ def prepare(topology: Topology, console: Console) -> Topology:
         hosts = ", ".join(topology.mesh.hosts)
         text = f"mesh.hosts names {len(topology.mesh.hosts)} machines ({hosts}); edgemesh start runs the mesh of one."
         raise TopologyError(text)
-    if not topology.trace.dir:
-        trace = msgspec.structs.replace(topology.trace, dir=str(_new_trace_dir(topology.mesh.name)))
-        topology = msgspec.structs.replace(topology, trace=trace)
     problems = preflight(topology)
     if problems:
         raise TopologyError("; ".join(problems) + ".")
     _raise_descriptor_limit()
-    return _with_model(topology, console)
+    topology = _with_model(topology, console)
+    if not topology.trace.dir:
+        trace = msgspec.structs.replace(topology.trace, dir=str(_new_trace_dir(topology.mesh.name)))
+        topology = msgspec.structs.replace(topology, trace=trace)
+    return topology
 
 
 def _with_model(topology: Topology, console: Console) -> Topology:
@@ -94,13 +97,30 @@ def _with_model(topology: Topology, console: Console) -> Topology:
 
 
 def _new_trace_dir(mesh_name: str) -> Path:
-    """A directory of its own for this run, in the order of their starts; the oldest of too many are removed."""
+    """A directory of its own for this run, held for as long as the process lives; the oldest of too many are removed."""
     runs = state_dir()
     runs.mkdir(parents=True, exist_ok=True)
     known = sorted((path for path in runs.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
     for old in known[: max(0, len(known) + 1 - KEPT_TRACES)]:
-        shutil.rmtree(old, ignore_errors=True)
-    return runs / f"{mesh_name}-{monotonic_ns():x}"
+        held = _hold(old)
+        if held is not None:
+            shutil.rmtree(old, ignore_errors=True)
+            os.close(held)
+    fresh = runs / f"{mesh_name}-{monotonic_ns():x}"
+    fresh.mkdir(mode=0o700)
+    _hold(fresh)
+    return fresh
+
+
+def _hold(directory: Path) -> int | None:
+    """Lock a run's directory; None where its run still lives. The lock goes with the descriptor, so with the process."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _raise_descriptor_limit() -> None:

@@ -150,7 +150,8 @@ def picture(supervision: Supervision, now: int) -> RenderableType:
 def failure(reason: str, log: Path) -> str:
     """The reason, and the last line that the culprit wrote, if any."""
     last = last_line(log)
-    return f"{reason}. Its last line in {log}: {last}" if last else f"{reason}."
+    hint = " If nobody did that, the kernel did, for want of memory." if "killed by SIGKILL" in reason else ""
+    return f"{reason}.{hint}" + (f" Its last line in {log}: {last}" if last else "")
 
 
 def last_line(log: Path) -> str:

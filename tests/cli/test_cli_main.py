@@ -1,8 +1,8 @@
 """The program as a user meets it: quick, torch-free, and one paragraph when something is wrong."""
 
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -71,17 +71,17 @@ def test_several_hosts_are_refused(tmp_path):
         start.prepare(topology, None)
 
 
-def test_only_so_many_old_traces_are_kept(tmp_path, monkeypatch):
+def test_only_so_many_old_traces_are_kept_beside_those_of_live_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(start, "KEPT_TRACES", 3)
-    made = []
-    for _ in range(6):
-        made.append(start._new_trace_dir("demo"))
-        made[-1].mkdir()
-        # Directories are told apart by their times, which some file systems keep coarsely.
-        while made[-1].stat().st_mtime_ns == time.time_ns():
-            pass
-    assert sorted((tmp_path / "edgemesh" / "trace").iterdir()) == sorted(made[-3:])
+    runs = tmp_path / "edgemesh" / "trace"
+    for age in range(6):
+        (runs / f"run-{age}").mkdir(parents=True)
+        os.utime(runs / f"run-{age}", (1000 - age, 1000 - age))
+    live = start._hold(runs / "run-5")
+    first = start._new_trace_dir("demo")
+    assert sorted(runs.iterdir()) == sorted([first, runs / "run-0", runs / "run-1", runs / "run-5"])
+    os.close(live)
 
 
 def test_a_failure_quotes_the_culprits_last_line(tmp_path):
