@@ -32,6 +32,9 @@ from edgemesh.runtime.clock import monotonic_ns, wall_ns
 INLINE_CHARS: Final = 4096
 """Longer texts are tokenised in a worker thread: the tokenizer lets go of the interpreter's lock."""
 
+TURN_CHARS: Final = 64
+"""What rendering one turn costs beside its text, in characters."""
+
 WORKERS: Final = 4
 SLOW_CLIENT_NS: Final = 30_000_000_000
 
@@ -266,10 +269,11 @@ def _full(limit: int) -> ApiError:
 
 
 def _length(message: ChatMessage) -> int:
+    """About how many characters of work a message is; one without text is some, too."""
     content = message.content
     if isinstance(content, list):
-        return sum(len(part.text) for part in content)
-    return len(content or "")
+        return sum(TURN_CHARS + len(part.text) for part in content)
+    return TURN_CHARS + len(content or "") + len(message.reasoning_content or "")
 
 
 def _render(text: ModelText, request: ChatRequest) -> list[int]:

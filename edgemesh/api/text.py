@@ -55,10 +55,10 @@ class ModelText:
         try:
             file = msgspec.json.decode(tokenizer, type=TokenizerFile)
             settings = msgspec.json.decode(config or b"{}", type=_TokenizerConfig)
-        except msgspec.DecodeError as error:
+            self.tokenizer = Tokenizer.from_buffer(tokenizer)
+        except ValueError as error:
             message = f"the model's tokenizer files are not readable: {error}"
             raise ValueError(message) from error
-        self.tokenizer = Tokenizer.from_buffer(tokenizer)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.pieces = Pieces(self.tokenizer, file)

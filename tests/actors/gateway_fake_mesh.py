@@ -34,6 +34,7 @@ from edgemesh.wire.messages import (
     Drained,
     Emit,
     Failed,
+    Fault,
     Health,
     Hello,
     Item,
@@ -104,7 +105,7 @@ class FakeMesh:
             kv_bytes=0,
         )
         self.url = ""
-        self.submits, self.cancels, self.credits = [], [], []
+        self.submits, self.cancels, self.credits, self.faults = [], [], [], []
         self.drained = threading.Event()
         self.most_out = {}
         self.live = {}
@@ -227,6 +228,8 @@ class FakeMesh:
                 self._readies += 1
                 if self._readies == self.topology.gateway.processes:
                     self._ready.set()
+            case Fault():
+                self.faults.append(message.reason)
             case Drained():
                 self.drained.set()
             case Submit():

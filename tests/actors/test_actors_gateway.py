@@ -7,6 +7,7 @@ import json
 import operator
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -652,6 +653,25 @@ def test_a_taken_port_is_a_clear_fault():
             process = mesh.spawn(0)
             assert process.wait(15) == 70
             assert "Address already in use" in mesh.log()
+            assert "in use" in wait_for(lambda: mesh.faults, "the supervisor is told")[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "tokenizer.json"),
+        (b"{", "not readable"),
+        (b'{"decoder": {"type": "WordPiece"}}', "not readable"),
+    ],
+)
+def test_a_model_whose_text_cannot_be_read_is_a_clear_fault(content, reason):
+    with FakeMesh(spawn=False) as mesh:
+        path = mesh.run_dir / "model" / "tokenizer.json"
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        assert mesh.spawn(0).wait(15) == 70
+        assert re.search(reason, wait_for(lambda: mesh.faults, "the supervisor is told")[0])
 
 
 def test_the_gateway_is_small_and_knows_no_torch(mesh):
