@@ -20,10 +20,18 @@ def _mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def row_stem(seed: int, choice: int) -> int:
+    """What all keys of one row come from, an unsigned 64-bit number."""
+    key = 0
+    for part in (seed, choice):
+        key = _mix64((key + _GOLDEN + part) & _MASK64)
+    return key
+
+
 def row_key(seed: int, choice: int, position: int, draw: int) -> tuple[int, int]:
     """Two signed 32-bit keys of one draw of one row."""
-    key = 0
-    for part in (seed, choice, position, draw):
+    key = row_stem(seed, choice)
+    for part in (position, draw):
         key = _mix64((key + _GOLDEN + part) & _MASK64)
     return _signed(key & 0xFFFFFFFF), _signed(key >> 32)
 

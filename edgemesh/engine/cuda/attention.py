@@ -1,0 +1,85 @@
+"""Attention over KV pages on CUDA behind one narrow interface, and the choice of its kernels.
+
+Keys and values are in their pages already when attention is asked for; both kinds of rows read nothing but pages.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Protocol
+
+from torch import Tensor
+
+
+class AttentionUnavailableError(RuntimeError):
+    """The attention kernels that the topology names do not run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Runs of prompts, packed one after the other.
+
+    ``starts`` and ``context_starts`` ``[spans + 1]`` are running sums of new tokens and of whole contexts; ``table`` ``[spans, pages]``
+    (all int32). The last rows of a span see its whole context.
+    """
+
+    starts: Tensor
+    context_starts: Tensor
+    table: Tensor
+    longest: int
+    longest_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One token of each decoding sequence; ``lengths`` ``[rows]`` counts it, ``table`` ``[rows, pages]`` (both int32)."""
+
+    lengths: Tensor
+    table: Tensor
+
+
+class PagedAttention(Protocol):
+    """``[rows, q_heads, head_dim]`` of queries over one layer's ``pages`` ``[2, pages, page_tokens, kv_heads, head_dim]``."""
+
+    name: str
+
+    def prompts(self, q: Tensor, pages: Tensor, batch: Prompts) -> Tensor:
+        """``[rows, q_heads * head_dim]`` for packed prompt runs, each row after those before it."""
+
+    def rows(self, q: Tensor, pages: Tensor, batch: Rows) -> Tensor:
+        """``[rows, q_heads * head_dim]`` for one token of each sequence."""
+
+    def width_matters(self, rows: int, kv_heads: int) -> bool:
+        """Whether a decode step of so many rows is slower over a block table much wider than its contexts."""
+
+
+def choose(wanted: str, page_tokens: int, head_dim: int, say: Callable[[str], None]) -> PagedAttention:
+    """The kernels for ``auto``, ``flash-attn`` or ``torch``; says which and why. Raises ``AttentionUnavailableError``."""
+    obstacle = _flash_obstacle(page_tokens, head_dim)
+    if wanted == "flash-attn" and obstacle:
+        message = f"engine.attention: 'flash-attn' does not run here: {obstacle}; allowed: 'auto', 'torch'"
+        raise AttentionUnavailableError(message)
+    if wanted == "torch" or obstacle:
+        from edgemesh.engine.cuda.paged import TritonAttention  # noqa: PLC0415 - only the chosen kernels are compiled
+
+        say(f"attention: own Triton kernels ({obstacle or 'as engine.attention says'})")
+        return TritonAttention()
+    from edgemesh.engine.cuda.flash import FlashAttention, version  # noqa: PLC0415 - it need not be installed
+
+    say(f"attention: flash-attn {version()} ({'as engine.attention says' if wanted != 'auto' else 'it is installed'})")
+    return FlashAttention()
+
+
+def _flash_obstacle(page_tokens: int, head_dim: int) -> str:
+    """Why flash-attn cannot be used, or nothing."""
+    if page_tokens % 256:
+        return f"its pages are a multiple of 256 tokens, engine.page_tokens is {page_tokens}"
+    if head_dim % 8 or head_dim > 256:
+        return f"its heads are a multiple of 8 up to 256 wide, the model's are {head_dim}"
+    if find_spec("flash_attn") is None:
+        return "flash-attn is not installed"
+    try:
+        from edgemesh.engine.cuda import flash  # noqa: PLC0415 - whether it loads is the question
+    except ImportError as error:
+        return f"flash-attn does not load: {error}"
+    return "" if flash.version() else "flash-attn has no version"

@@ -1,0 +1,30 @@
+"""Triton's compiler behind a typed door."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import triton
+
+Arg: TypeAlias = Any
+"""What a kernel is launched with: a tensor for a pointer, or a number; Triton finds its type."""
+
+Kernel: TypeAlias = Any
+"""A compiled function; ``kernel[grid](...)`` launches it."""
+
+
+def kernel(*varying: str) -> Callable[[Callable[..., None]], Kernel]:
+    """A Triton kernel. Numbers named ``varying`` change from step to step: no version is compiled for one of their values."""
+
+    def compiled(function: Callable[..., None]) -> Kernel:
+        return triton.jit(do_not_specialize=list(varying))(function)
+
+    return compiled
+
+
+def block(size: int, least: int = 1) -> int:
+    """The power of two that covers ``size``.
+
+    >>> block(100)
+    128
+    """
+    return max(1 << (size - 1).bit_length(), least)

@@ -1,0 +1,227 @@
+"""Attention over pages in Triton, for machines without flash-attn.
+
+Online softmax (Milakov and Gimelshein, 2018) over blocks of keys; contexts of decoding rows are split over programs and
+merged by their log-sum-exp (flash-decoding). Any page size that is a multiple of 16, and any head size, serve.
+"""
+
+import math
+from typing import Final
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from edgemesh.engine.cuda.attention import Prompts, Rows
+from edgemesh.engine.cuda.jit import Arg, block, kernel
+
+_QUERIES: Final = 64
+_KEYS: Final = 64
+_PROGRAMS: Final = 512
+"""Programs that keep a large GPU busy in a decode step."""
+
+_MOST_SPLITS: Final = 32
+
+
+@kernel()
+def _attend_rows(
+    q: Arg,
+    keys: Arg,
+    values: Arg,
+    table: Arg,
+    lengths: Arg,
+    partial: Arg,
+    masses: Arg,
+    scale: Arg,
+    table_stride: Arg,
+    kv_heads: Arg,
+    page_tokens: tl.constexpr,
+    ratio: tl.constexpr,
+    queries: tl.constexpr,
+    head_dim: tl.constexpr,
+    columns: tl.constexpr,
+    width: tl.constexpr,
+    splits: tl.constexpr,
+) -> None:
+    """One row's query heads of one KV head over one part of its context."""
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    length = tl.load(lengths + row)
+    share = tl.cdiv(tl.cdiv(length, splits), width) * width
+    begin = split * share
+    end = tl.minimum(begin + share, length)
+    group = tl.arange(0, queries)[:, None]
+    at = tl.arange(0, columns)[None, :]
+    heads = kv_heads * ratio
+    query = tl.load(
+        q + (row * heads + kv_head * ratio + group) * head_dim + at,
+        mask=(group < ratio) & (at < head_dim),
+        other=0.0,
+    )
+    best = tl.full([queries], float("-inf"), tl.float32)
+    total = tl.zeros([queries], tl.float32)
+    mixed = tl.zeros([queries, columns], tl.float32)
+    for start in range(begin, end, width):
+        offset = start + tl.arange(0, width)
+        page = tl.load(table + row * table_stride + start // page_tokens).to(tl.int64)
+        place = (page * page_tokens + offset % page_tokens)[:, None] * kv_heads + kv_head
+        here = (offset < end)[:, None] & (at < head_dim)
+        key = tl.load(keys + place * head_dim + at, mask=here, other=0.0)
+        score = tl.dot(query, tl.trans(key)) * scale
+        score = tl.where((offset < end)[None, :], score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, axis=1))
+        weight = tl.exp(score - higher[:, None])
+        fade = tl.exp(best - higher)
+        value = tl.load(values + place * head_dim + at, mask=here, other=0.0)
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(value.dtype), value)
+        total = total * fade + tl.sum(weight, axis=1)
+        best = higher
+    # A part without keys has mass 0: its logarithm is -inf, and what it mixed is nothing.
+    mixed = mixed / tl.maximum(total, 1e-30)[:, None]
+    mass = tl.where(total > 0, best + tl.log(total), float("-inf"))
+    to = (row * heads + kv_head * ratio + group) * splits + split
+    tl.store(partial + to * head_dim + at, mixed, mask=(group < ratio) & (at < head_dim))
+    tl.store(masses + to, mass[:, None], mask=group < ratio)
+
+
+@kernel()
+def _merge(
+    partial: Arg, masses: Arg, out: Arg, head_dim: tl.constexpr, columns: tl.constexpr, splits: tl.constexpr
+) -> None:
+    """The parts of one query head, each weighted by its share of the mass."""
+    head = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, splits)
+    at = tl.arange(0, columns)
+    mass = tl.load(masses + head * splits + part)
+    weight = tl.exp(mass - tl.max(mass, axis=0))
+    parts = tl.load(
+        partial + (head * splits + part[:, None]) * head_dim + at[None, :], mask=at[None, :] < head_dim, other=0.0
+    )
+    mixed = tl.sum(parts * weight[:, None], axis=0) / tl.sum(weight, axis=0)
+    tl.store(out + head * head_dim + at, mixed.to(out.dtype.element_ty), mask=at < head_dim)
+
+
+@kernel()
+def _attend_prompts(
+    q: Arg,
+    keys: Arg,
+    values: Arg,
+    table: Arg,
+    starts: Arg,
+    context_starts: Arg,
+    out: Arg,
+    scale: Arg,
+    table_stride: Arg,
+    kv_heads: Arg,
+    ratio: tl.constexpr,
+    page_tokens: tl.constexpr,
+    head_dim: tl.constexpr,
+    columns: tl.constexpr,
+    rows: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """A block of one span's rows in one query head."""
+    span = tl.program_id(2)
+    head = tl.program_id(1)
+    first = tl.load(starts + span).to(tl.int64)
+    count = tl.load(starts + span + 1) - tl.load(starts + span)
+    context = tl.load(context_starts + span + 1) - tl.load(context_starts + span)
+    top = tl.program_id(0) * rows
+    if top >= count:
+        return
+    row = top + tl.arange(0, rows)
+    at = tl.arange(0, columns)[None, :]
+    heads = kv_heads * ratio
+    there = ((first + row)[:, None] * heads + head) * head_dim + at
+    inside = (row < count)[:, None] & (at < head_dim)
+    query = tl.load(q + there, mask=inside, other=0.0)
+    position = context - count + row
+    best = tl.full([rows], float("-inf"), tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    mixed = tl.zeros([rows, columns], tl.float32)
+    end = tl.minimum(context, context - count + top + rows)
+    for start in range(0, end, width):
+        offset = start + tl.arange(0, width)
+        page = tl.load(table + span * table_stride + start // page_tokens).to(tl.int64)
+        place = (page * page_tokens + offset % page_tokens)[:, None] * kv_heads + head // ratio
+        here = (offset < end)[:, None] & (at < head_dim)
+        key = tl.load(keys + place * head_dim + at, mask=here, other=0.0)
+        score = tl.dot(query, tl.trans(key)) * scale
+        score = tl.where((offset[None, :] <= position[:, None]) & (offset < end)[None, :], score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, axis=1))
+        weight = tl.exp(score - higher[:, None])
+        fade = tl.exp(best - higher)
+        value = tl.load(values + place * head_dim + at, mask=here, other=0.0)
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(value.dtype), value)
+        total = total * fade + tl.sum(weight, axis=1)
+        best = higher
+    tl.store(out + there, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+class TritonAttention:
+    """Own kernels for any GPU that Triton serves."""
+
+    name = "triton"
+
+    def prompts(self, q: Tensor, pages: Tensor, batch: Prompts) -> Tensor:
+        """Packed runs, each causal up to its context's end."""
+        heads, head_dim = q.shape[1:]
+        page_tokens, kv_heads = pages.shape[2:4]
+        out = torch.empty_like(q)
+        _attend_prompts[(-(-batch.longest // _QUERIES), heads, len(batch.table))](
+            q,
+            pages[0],
+            pages[1],
+            batch.table,
+            batch.starts,
+            batch.context_starts,
+            out,
+            1 / math.sqrt(head_dim),
+            batch.table.stride(0),
+            kv_heads,
+            heads // kv_heads,
+            page_tokens,
+            head_dim,
+            block(head_dim, 16),
+            _QUERIES,
+            min(_KEYS, page_tokens),
+            num_warps=4,
+        )
+        return out.flatten(1)
+
+    def rows(self, q: Tensor, pages: Tensor, batch: Rows) -> Tensor:
+        """One token a row."""
+        rows, heads, head_dim = q.shape
+        page_tokens, kv_heads = pages.shape[2:4]
+        splits = min(block(-(-_PROGRAMS // (rows * kv_heads))), _MOST_SPLITS)
+        partial = q.new_empty((rows, heads, splits, head_dim), dtype=torch.float32)
+        masses = q.new_empty((rows, heads, splits), dtype=torch.float32)
+        out = torch.empty_like(q)
+        ratio, columns = heads // kv_heads, block(head_dim, 16)
+        _attend_rows[(rows, kv_heads, splits)](
+            q,
+            pages[0],
+            pages[1],
+            batch.table,
+            batch.lengths,
+            partial,
+            masses,
+            1 / math.sqrt(head_dim),
+            batch.table.stride(0),
+            kv_heads,
+            page_tokens,
+            ratio,
+            block(ratio, 16),
+            head_dim,
+            columns,
+            min(_KEYS, page_tokens),
+            splits,
+            num_warps=4,
+        )
+        _merge[(rows * heads,)](partial, masses, out, head_dim, columns, splits, num_warps=1)
+        return out.flatten(1)
+
+    def width_matters(self, rows: int, kv_heads: int) -> bool:
+        """Each context is split by its own length."""
+        del rows, kv_heads
+        return False
