@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from edgemesh.engine.null import NullEngine
-from edgemesh.engine.turns import Limits, Place, StepRefusedError
+from edgemesh.engine.turns import Limits, Station, StepRefusedError
 from edgemesh.runtime.actor import main
 from edgemesh.runtime.port import Port, supervisor_of
 from edgemesh.topology import Mesh
@@ -115,17 +115,17 @@ class RankActor:
 
     def _started(self, capacity: Capacity) -> Engine:
         self._mark(Phase.CONNECTING, 0, 0)
-        place = Place(self.group, self.plane, self.epoch, self.set.groups.index(self.group), len(self.set.groups))
+        station = Station(self.group, self.plane, self.epoch, self.set.groups.index(self.group), len(self.set.groups))
         if self.mesh.topology.engine.kind == "null":
             slots = self.mesh.topology.decode.slots
             limits = Limits(capacity.pages, capacity.page_tokens, slots, capacity.max_model_len, capacity.vocab_size)
-            return NullEngine(place, limits, capacity.eos_token_ids)
+            return NullEngine(station, limits, capacity.eos_token_ids)
         from edgemesh.engine.boot import Member, boot  # noqa: PLC0415 - a null rank never loads torch
 
         lease = next(link for link in self.mesh.links_of(self.name) if link.kind is LinkKind.LEASE)
         vault = Path(lease.endpoint.removeprefix("ipc://"))
         member = Member(self.mesh, self.name, self.rank, self.plane, self.epoch, vault)
-        engine = boot(member, place, lambda step: self.port.trace.event("rank.step", step=step))
+        engine = boot(member, station, lambda step: self.port.trace.event("rank.step", step=step))
         gc.collect()
         gc.freeze()
         return engine

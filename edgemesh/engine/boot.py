@@ -16,7 +16,7 @@ from edgemesh.engine.lease import lease
 from edgemesh.engine.runner import Runner
 from edgemesh.engine.shared import LINE_BYTES, SharedBackend, usable
 from edgemesh.engine.store import COLLECTIVE
-from edgemesh.engine.turns import Limits, Place
+from edgemesh.engine.turns import Limits, Station
 from edgemesh.topology import Mesh
 from edgemesh.wire.ids import Plane
 from edgemesh.wire.messages import Lease
@@ -51,7 +51,7 @@ class Member:
         return self.mesh.world_of(self.mesh.set_of(self.group).index)
 
 
-def boot(member: Member, place: Place, say: Say) -> Runner:
+def boot(member: Member, station: Station, say: Say) -> Runner:
     """Lease, meet the other ranks and warm up; raises what is in the way.
 
     Every rank returns only when all have come this far.
@@ -69,7 +69,7 @@ def boot(member: Member, place: Place, say: Say) -> Runner:
     deadline = Deadline(int(mesh.topology.supervisor.start_deadline_s * 1e9))
     collectives = connect(member, leased.tensors.get(COLLECTIVE), deadline)
     split = Split(part.attn_tp, part.attn_rank, part.mlp_tp, part.mlp_rank)
-    runner = Runner(place, limits, leased.shape, split, leased.tensors, collectives)
+    runner = Runner(station, limits, leased.shape, split, leased.tensors, collectives)
     say("warming up")
     runner.warm_up()
     collectives.world.barrier()
@@ -98,10 +98,11 @@ def _alone(name: str, _rank: int, size: int) -> Backend:
 
 
 def _maker(member: Member, region: Tensor | None, deadline: Deadline) -> Make:
+    if member.mesh.topology.engine.device == "cuda":
+        from edgemesh.engine.cuda.nccl import maker  # noqa: PLC0415 - where there are cards
+
+        return maker(member.plane, _prefixes(member), _store(member, deadline), deadline)
     wanted = member.mesh.topology.engine.collectives
-    if wanted == "nccl":
-        message = "engine.collectives: 'nccl' needs CUDA ranks; allowed on CPU: 'auto', 'shm', 'gloo'"
-        raise CollectivesUnavailableError(message)
     if wanted == "shm" and (region is None or not usable()):
         message = (
             "engine.collectives: 'shm' needs all ranks of a coupled set on one x86-64 host; allowed: 'auto', 'gloo'"
@@ -133,13 +134,18 @@ def _gloo(member: Member, deadline: Deadline) -> Make:
     hosts = mesh.topology.mesh.hosts
     host = hosts[mesh.actor(member.name).host]
     store = _store(member, deadline)
-    groups = {"world": "world", "attn": f"attn-{member.group}"}
+    prefixes = _prefixes(member)
     assert member.rank in world
 
     def make(name: str, rank: int, size: int) -> Backend:
-        return GlooBackend(name, rank, size, PrefixStore(groups[name], store), host, deadline)
+        return GlooBackend(name, rank, size, PrefixStore(prefixes[name], store), host, deadline)
 
     return make
+
+
+def _prefixes(member: Member) -> dict[str, str]:
+    """What a rank's groups are called in their set's store."""
+    return {"world": "world", "attn": f"attn-{member.group}"}
 
 
 def _store(member: Member, deadline: Deadline) -> Store:

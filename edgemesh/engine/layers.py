@@ -1,4 +1,4 @@
-"""The pieces of a dense decoder layer that have no state: norms, rotary positions, the gated MLP."""
+"""The pieces of a dense decoder layer that have no state: norms and rotary positions."""
 
 import math
 from typing import Final
@@ -13,12 +13,6 @@ from edgemesh.engine.shape import ModelShape, RopeKind, RopeScaling
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """RMSNorm over the last dimension (Zhang and Sennrich, 2019)."""
     return functional.rms_norm(x, x.shape[-1:], weight, eps)
-
-
-def gated_mlp(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """``down(silu(gate(x)) * up(x))`` for ``[rows, hidden]``; a shard's result is a part of a sum."""
-    gate, up = functional.linear(x, gate_up).chunk(2, dim=-1)
-    return functional.linear(functional.silu(gate).mul_(up), down)
 
 
 class Rotary:

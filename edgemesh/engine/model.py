@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgemesh.engine.attention.batch import Attention, AttentionBatch
-from edgemesh.engine.layers import Rotary, gated_mlp, rms_norm
+from edgemesh.engine.layers import Rotary, rms_norm
 from edgemesh.engine.layout import Split, local
+from edgemesh.engine.matmul import gated_mlp, linear, logits
 from edgemesh.engine.shape import ModelShape
 from edgemesh.engine.streams import Stream
 
@@ -95,7 +96,7 @@ class Network:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[rows, vocab_count]``: this rank's part of the vocabulary, without its padding."""
-        return functional.linear(hidden, self._lm_head)
+        return logits(hidden, self._lm_head)
 
     def _embedding(self, tokens: Tensor) -> Tensor:
         """``[rows, hidden]``: zeros for tokens of other ranks."""
@@ -113,12 +114,12 @@ class Network:
         heads = sizes.q_local + sizes.kv_local
         if not real:
             return rows.new_zeros(rows.shape)
-        qkv = functional.linear(rows, layer.qkv, layer.qkv_bias).view(len(rows), -1, head_dim)
+        qkv = linear(rows, layer.qkv, layer.qkv_bias).view(len(rows), -1, head_dim)
         qk, v = qkv[:, :heads], qkv[:, heads:]
         if layer.head_norm is not None:
             qk = rms_norm(qk, None, self._eps).mul_(layer.head_norm)
         qk = self._rotary.turn(qk, tables)
         q, k = qk[:real, : sizes.q_local], qk[:real, sizes.q_local :]
         attended = self._attention.attend(number, q, k, v[:real])
-        output = functional.linear(attended, layer.o, layer.o_bias)
+        output = linear(attended, layer.o, layer.o_bias)
         return functional.pad(output, (0, 0, 0, len(rows) - real)) if real < len(rows) else output

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from edgemesh.engine.slots import Slots
-from edgemesh.engine.turns import Limits, Place, StepRefusedError, Turns
+from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
 from edgemesh.wire.messages import Chunk, Done, IdleDone, IdlePlan, Join, Plan
 
 
@@ -27,8 +27,8 @@ class NullEngine:
 
     collective_ns = 0
 
-    def __init__(self, place: Place, limits: Limits, eos: Collection[int]) -> None:
-        self._turns = Turns(place, limits)
+    def __init__(self, station: Station, limits: Limits, eos: Collection[int]) -> None:
+        self._turns = Turns(station, limits)
         self._slots = Slots(limits)
         self._vocab = limits.vocab
         self._eos = frozenset(eos)

@@ -17,7 +17,7 @@ from edgemesh.engine.sampler import NO_TOKEN, Drawn, Row, Sampler
 from edgemesh.engine.shape import ModelShape
 from edgemesh.engine.shaping import mask_row, shaper
 from edgemesh.engine.streams import Whole, stream
-from edgemesh.engine.turns import Limits, Place, StepRefusedError, Turns
+from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.messages import Chunk, Decode, Done, IdleDone, IdlePlan, Join, Logprob, Plan, Prefill, Sampling
 
@@ -30,14 +30,14 @@ class Runner:
 
     def __init__(
         self,
-        place: Place,
+        station: Station,
         limits: Limits,
         shape: ModelShape,
         split: Split,
         tensors: Mapping[str, Tensor],
         collectives: Collectives,
     ) -> None:
-        self._turns = Turns(place, limits)
+        self._turns = Turns(station, limits)
         self._limits = limits
         self._collectives = collectives
         self._network = Network(shape, split, tensors, SdpaAttention(tensors["kv"]), limits.positions)
@@ -106,7 +106,7 @@ class Runner:
 
     def _forward(self, plan: Plan | IdlePlan, prefill: Prefill | None, ran: Sequence[int]) -> Tensor:
         """Hidden states of the rows that draw; the same collectives on every rank of the set."""
-        flow = stream(self._collectives, plan.verdict, self._turns.place.member)
+        flow = stream(self._collectives, plan.verdict, self._turns.station.member)
         rows = None
         if ran:
             longest = 1 + max(self._batch.slots.seats[slot].position for slot in ran)

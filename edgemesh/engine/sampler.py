@@ -101,7 +101,7 @@ class Sampler:
             logits = torch.full((len(rows), 1), -math.inf)
         if all(not row.hot and row.sampling.logprobs < 0 and row.shaper is None for row in rows):
             return self._greedy(logits)
-        raw = logits.float()
+        raw = logits.float().contiguous()
         shaped = self._shape(raw, rows)
         picks = [_Pick() for _ in rows]
         self._plain(raw, shaped, rows, picks)

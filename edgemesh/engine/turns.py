@@ -12,7 +12,7 @@ class StepRefusedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Station:
     """Where a rank stands: its group, plane and epoch; ``member`` is the group's index among the ``groups`` of its set."""
 
     group: int
@@ -46,26 +46,26 @@ class Limits:
 class Turns:
     """The tick that comes next, and the checks that do not depend on the batch."""
 
-    def __init__(self, place: Place, limits: Limits) -> None:
-        self.place = place
+    def __init__(self, station: Station, limits: Limits) -> None:
+        self.station = station
         self.tick = 0
         self._limits = limits
 
     def check(self, plan: Plan | IdlePlan, rows: Callable[[Plan], int]) -> None:
         """Raise ``StepRefusedError`` unless this is the next plan; ``rows`` checks its decode part and counts its rows."""
-        place = self.place
+        station = self.station
         for name, has, wants in (
-            ("group", plan.group, place.group),
-            ("plane", plan.plane, place.plane),
-            ("epoch", plan.epoch, place.epoch),
+            ("group", plan.group, station.group),
+            ("plane", plan.plane, station.plane),
+            ("epoch", plan.epoch, station.epoch),
             ("tick", plan.tick, self.tick),
         ):
             if has != wants:
                 message = f"{name}: {has}; this rank's next is {wants}"
                 raise StepRefusedError(message)
         verdict = plan.verdict
-        if len(verdict.tokens) != place.groups:
-            message = f"verdict: {len(verdict.tokens)} groups; the coupled set has {place.groups}"
+        if len(verdict.tokens) != station.groups:
+            message = f"verdict: {len(verdict.tokens)} groups; the coupled set has {station.groups}"
             raise StepRefusedError(message)
         if verdict.layout is Layout.EVEN and verdict.bucket < max(verdict.tokens):
             message = f"verdict: bucket {verdict.bucket} is less than {max(verdict.tokens)} tokens"
@@ -75,7 +75,7 @@ class Turns:
 
     def _real(self, plan: Plan, rows: int) -> None:
         computed = self._prefill(plan.prefill) if plan.prefill else 0
-        granted = plan.verdict.tokens[self.place.member]
+        granted = plan.verdict.tokens[self.station.member]
         if not 0 < computed + rows <= granted:
             message = f"{computed} prompt tokens and {rows} rows; the verdict grants 1 to {granted} tokens"
             raise StepRefusedError(message)

@@ -13,7 +13,7 @@ from edgemesh.engine.layout import Split, local
 from edgemesh.engine.local import local_collectives
 from edgemesh.engine.runner import Runner
 from edgemesh.engine.shape import ModelShape, read_shape
-from edgemesh.engine.turns import Limits, Place
+from edgemesh.engine.turns import Limits, Station
 from edgemesh.engine.weights import DTYPES, shard_all
 from edgemesh.wire.ids import Plane
 
@@ -97,7 +97,7 @@ class Mesh:
         split = Split(self.attn_tp, attn_rank, self.attn_tp * self.groups, rank)
         tensors = {**shard_all(path, split, dtype), "kv": slab(self.shape, split, dtype)}
         limits = Limits(PAGES, PAGE_TOKENS, SLOTS, POSITIONS, self.shape.vocab)
-        return Runner(Place(group, self.plane, 0, group, self.groups), limits, self.shape, split, tensors, end)
+        return Runner(Station(group, self.plane, 0, group, self.groups), limits, self.shape, split, tensors, end)
 
     def execute(self, plans: Sequence[object]) -> list[object]:
         """The answer of each group's leader; every rank of a group must give the same."""

@@ -44,15 +44,15 @@ def models(tmp_path_factory):
 class Ranks:
     """The networks of all ranks of a coupled set over in-process collectives, without sampling."""
 
-    def __init__(self, path: Path, attn_tp: int, groups: int = 1, *, pads: bool = False):
+    def __init__(self, path: Path, attn_tp: int, groups: int = 1, *, pads: bool = False, dtype: str = "float32"):
         self.attn_tp, self.groups = attn_tp, groups
-        shape = read_shape(path / "config.json")
+        shape = read_shape(path / "config.json", dtype)
         self.ends = local_collectives(attn_tp, groups, pads=pads) if attn_tp * groups > 1 else [alone()]
         self.networks = []
         for rank in range(attn_tp * groups):
             split = Split(attn_tp, rank % attn_tp, attn_tp * groups, rank)
-            attention = SdpaAttention(slab(shape, split))
-            self.networks.append(Network(shape, split, shard_all(path, split), attention, POSITIONS))
+            attention = SdpaAttention(slab(shape, split, dtype))
+            self.networks.append(Network(shape, split, shard_all(path, split, dtype), attention, POSITIONS))
 
     def logits(self, verdict, work):
         """``work[group]`` is (prefill, rows) or None; the whole logits of each group's wanted rows."""
@@ -111,9 +111,9 @@ def expected(model, tokens):
     return model(torch.tensor([tokens])).logits[0]
 
 
-def close(found, wanted):
+def close(found, wanted, limit=LIMIT):
     error = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1)
-    assert error.max() < LIMIT, error
+    assert error.max() < limit, error
 
 
 def random_tokens(seed, length):
@@ -204,3 +204,35 @@ def test_a_step_with_padding_rows_leaves_the_others_unchanged(models):
     close(found, expected(model, tokens)[[10]])
     (found,) = ranks.logits(verdict(3), [(None, rows(sequence))])
     close(found, expected(model, tokens)[[11]])
+
+
+@pytest.mark.parametrize("attn_tp", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_stays_near_float32(models, family, attn_tp):
+    path, model = models(family)
+    ranks = Ranks(path, attn_tp, dtype="bfloat16")
+    tokens = random_tokens(11, 20)
+    wanted = expected(model, tokens)
+    sequence = Sequence(tokens, pages_of(11, 5))
+    for length in (12, 6):
+        (found,) = ranks.logits(verdict(length), [(prefill(sequence.chunk(length)), None)])
+        close(found, wanted[[sequence.written - 1]], 0.06)
+    for _ in range(2):
+        (found,) = ranks.logits(verdict(1), [(None, rows(sequence))])
+        close(found, wanted[[sequence.written - 1]], 0.06)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32, "attention_factor": 0.8},
+    ],
+)
+def test_stretched_rotary_frequencies_equal_transformers(tmp_path, rope):
+    model = save_model("llama", tmp_path, num_hidden_layers=1, rope_parameters={**rope, "rope_theta": 5000.0})
+    ranks = Ranks(tmp_path, 1)
+    tokens = random_tokens(12, 40)
+    (found,) = ranks.logits(verdict(40), [(prefill(Sequence(tokens, pages_of(12, 10)).chunk(40)), None)])
+    close(found, expected(model, tokens)[[39]])
