@@ -131,7 +131,7 @@ def demo(
                     if json is not None:
                         json.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
     finally:
-        bench_demo.show(rows, console)
+        typer.echo(bench_demo.markdown(rows))
 
 
 def show(summary: Summary, title: str) -> None:

@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from edgemesh.bench import children, peer, processes, prompts
 from edgemesh.bench.client import target
@@ -209,24 +206,27 @@ SECTIONS: Final[Mapping[str, Callable[[Settings, Say], Iterator[Row]]]] = {
 }
 
 
-def show(rows: list[Row], console: Console) -> None:
-    """A table for each section; rows that were measured several times show their mean."""
-    for section in dict.fromkeys(row.section for row in rows):
-        mine = [row for row in rows if row.section == section]
-        names = list(dict.fromkeys(name for row in mine for name in row.figures))
-        table = Table(title=section, box=box.SIMPLE, title_justify="left")
-        table.add_column("")
-        for name in names:
-            table.add_column(name, justify="right")
-        for what in dict.fromkeys(row.what for row in mine):
-            same = [row.figures for row in mine if row.what == what]
-            table.add_row(what, *(_mean(name, same) for name in names))
-        console.print(table)
+def markdown(rows: list[Row]) -> str:
+    """A table for each section; rows that were measured several times show their mean, and how far they spread."""
+    return "\n\n".join(_table(section, rows) for section in dict.fromkeys(row.section for row in rows))
 
 
-def _mean(name: str, same: list[dict[str, float]]) -> str:
+def _table(section: str, rows: list[Row]) -> str:
+    mine = [row for row in rows if row.section == section]
+    names = list(dict.fromkeys(name for row in mine for name in row.figures))
+    lines = [f"**{section}**", "", f"| | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    for what in dict.fromkeys(row.what for row in mine):
+        same = [row.figures for row in mine if row.what == what]
+        lines.append(f"| {what} | {' | '.join(_cell(name, same) for name in names)} |")
+    return "\n".join(lines)
+
+
+def _cell(name: str, same: list[dict[str, float]]) -> str:
     values = [figures[name] for figures in same if name in figures]
-    return f"{sum(values) / len(values):.1f}" if values else ""
+    if not values:
+        return ""
+    mean = f"{sum(values) / len(values):.1f}"
+    return f"{mean} ({min(values):.1f}-{max(values):.1f})" if len(values) > 1 and min(values) < max(values) else mean
 
 
 def _both(section: str, name: str, url: str, model: str, settings: Settings, turn: int) -> Iterator[Row]:
