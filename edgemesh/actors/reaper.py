@@ -16,7 +16,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from edgemesh.runtime.mps import stop
 from edgemesh.runtime.process import RUN_MARK
+
+MPS_NAME: Final = "nvidia-cuda-mps"
+"""How the kernel, which keeps 15 bytes, names the daemon and its servers."""
 
 WAIT_S: Final = 5.0
 """How long to wait for killed processes to be gone before their directory is removed all the same."""
@@ -38,15 +42,26 @@ def reap(pipe: int, run_dir: Path) -> None:
     while os.read(pipe, 4096):
         pass
     end = time.monotonic() + WAIT_S
-    while (left := kill_run(run_dir)) and time.monotonic() < end:
-        for descriptor in left:
-            select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
-            os.close(descriptor)
+    # Its clients first: a server that goes before them leaves them hanging in the driver.
+    kill_all(run_dir, end, spare=MPS_NAME)
+    stop(run_dir, os.environ)
+    kill_all(run_dir, end)
     remove(run_dir)
 
 
-def kill_run(run_dir: Path) -> list[int]:
-    """Kill every process that carries the run's mark, whoever started it; their descriptors, readable once they end."""
+def kill_all(run_dir: Path, end: float, spare: str = "") -> None:
+    """Kill what the run started, again until nothing is left or time is up."""
+    while (left := kill_run(run_dir, spare)) and time.monotonic() < end:
+        for descriptor in left:
+            select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+            os.close(descriptor)
+
+
+def kill_run(run_dir: Path, spare: str = "") -> list[int]:
+    """Kill every process that carries the run's mark, whoever started it; their descriptors, readable once they end.
+
+    Those whose name begins with ``spare`` are left.
+    """
     mark = f"{RUN_MARK}={run_dir}".encode()
     killed = []
     for process in Path("/proc").iterdir():
@@ -57,7 +72,8 @@ def kill_run(run_dir: Path) -> list[int]:
             descriptor = os.pidfd_open(int(process.name))
             try:
                 marked = mark in (process / "environ").read_bytes().split(b"\0")
-                if marked:
+                spared = spare and (process / "comm").read_text(errors="replace").startswith(spare)
+                if marked and not spared:
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                     killed.append(descriptor)
             finally:

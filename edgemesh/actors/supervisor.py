@@ -15,8 +15,10 @@ import msgspec
 
 from edgemesh.decide.supervision import Action, Kill, Note, Send, Stage, Supervision
 from edgemesh.runtime.actor import open_trace
+from edgemesh.runtime.cards import COST, card_environment, provide
 from edgemesh.runtime.clock import monotonic_ns
 from edgemesh.runtime.link import LinkError
+from edgemesh.runtime.mps import Absent, Mps
 from edgemesh.runtime.paths import make_run_dir, new_run_dir, trace_dir
 from edgemesh.runtime.process import RUN_MARK, Continued, Exited, Stopped, changes, kill_group, spawn
 from edgemesh.runtime.signals import Signals
@@ -62,7 +64,8 @@ class ListenError(Exception):
 def supervise(topology: Topology, view: View, *, start_ns: int | None = None, package: str = "edgemesh.actors") -> int:
     """Run a mesh until it ends; returns the exit code (0 only when it was asked to end).
 
-    ``package`` holds the module of each role. Raises ``ListenError`` before anything is started.
+    ``package`` holds the module of each role. Raises ``ListenError``, or ``MpsError`` where two planes must share cards and
+    cannot, before any actor is started.
     """
     with Signals() as signals, _listen(topology) as listener:
         gateway = msgspec.structs.replace(topology.gateway, port=listener.getsockname()[1])
@@ -71,7 +74,8 @@ def supervise(topology: Topology, view: View, *, start_ns: int | None = None, pa
         mesh = derive(topology, str(run_dir))
         with Reaper(run_dir):
             make_run_dir(run_dir, topology)
-            supervisor = Supervisor(mesh, view, signals, listener, start_ns or monotonic_ns(), package)
+            mps = provide(topology, run_dir, dict(os.environ) | {RUN_MARK: str(run_dir)})
+            supervisor = Supervisor(mesh, view, signals, listener, start_ns or monotonic_ns(), package, mps)
             try:
                 return supervisor.run()
             finally:
@@ -109,7 +113,9 @@ class Supervisor:
         listener: socket.socket,
         start_ns: int,
         package: str,
+        mps: Mps | Absent | None,
     ) -> None:
+        self._mps = mps
         self._mesh, self._view, self._signals, self._listener = mesh, view, signals, listener
         self._name = mesh.actors_of(Role.SUPERVISOR)[0].name
         self._package = package
@@ -121,6 +127,7 @@ class Supervisor:
         self._trace: FileTrace = open_trace(mesh, self._name, self._epoch)
         self._port = ZmqPort(mesh, self._name, self._epoch, self._trace)
         self._supervision = Supervision(mesh, self._epoch, start_ns)
+        self._perform(sharing(mps))
 
     def run(self) -> int:
         """Spawn all, then watch until the last is gone."""
@@ -172,6 +179,7 @@ class Supervisor:
         log = log_path(self._mesh, name)
         log.unlink(missing_ok=True)
         environment = dict(os.environ) | {"PYTHONFAULTHANDLER": "1", RUN_MARK: self._mesh.run_dir}
+        environment |= card_environment(self._mesh.topology, actor, self._mps, Path(self._mesh.run_dir), environment)
         if actor.role is Role.RANK:
             # Before torch is imported, or its pools are sized for the whole machine in every rank.
             environment |= {"OMP_NUM_THREADS": str(self._mesh.threads)}
@@ -216,6 +224,17 @@ class Supervisor:
         url, after_ns = url_of(self._mesh.topology), now - self._start_ns
         self._trace.event("mesh.serving", url=url, start_ns=after_ns)
         self._view.serving(url, after_ns)
+
+
+def sharing(mps: Mps | Absent | None) -> list[Action]:
+    """How the planes share each card, for the trace and for who started the mesh."""
+    match mps:
+        case Mps():
+            return [Note("mps.found", {"pipe": str(mps.pipe), "ours": mps.ours})]
+        case Absent():
+            return [Note("mps.absent", {"reason": mps.reason, "cost": f"no MPS ({mps.reason}): {COST}"})]
+        case None:
+            return []
 
 
 def log_path(mesh: Mesh, name: str) -> Path:

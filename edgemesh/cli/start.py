@@ -15,6 +15,7 @@ from rich.console import Console
 from edgemesh.actors.supervisor import ListenError, supervise
 from edgemesh.cli.errors import fail
 from edgemesh.cli.start_view import LiveView, PlainView
+from edgemesh.runtime.cards import MpsError
 from edgemesh.runtime.clock import monotonic_ns
 from edgemesh.runtime.link import LinkError
 from edgemesh.runtime.paths import state_dir
@@ -55,7 +56,7 @@ def start(
     with closing(LiveView(console) if console.is_terminal else PlainView(console)) as view:
         try:
             code = supervise(wanted, view, start_ns=start_ns)
-        except (ListenError, LinkError, OSError) as error:
+        except (ListenError, LinkError, MpsError, OSError) as error:
             raise fail(str(error)) from error
     raise typer.Exit(code)
 

@@ -1,0 +1,129 @@
+"""The control daemon of NVIDIA's Multi-Process Service: found, started, asked and ended."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CONTROL: Final = "nvidia-cuda-mps-control"
+SERVER: Final = "nvidia-cuda-mps-server"
+DEFAULT_PIPE: Final = "/tmp/nvidia-mps"  # noqa: S108 - the daemon's own default
+PIPE_KEY: Final = "CUDA_MPS_PIPE_DIRECTORY"
+LOG_KEY: Final = "CUDA_MPS_LOG_DIRECTORY"
+PERCENT_KEY: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+PIPE_DIR: Final = "mps"
+LOG_DIR: Final = "mps-log"
+ANSWER_S: Final = 10.0
+"""How long the daemon may take to start, and to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mps:
+    """A daemon: where it listens, and whether this run started it."""
+
+    pipe: Path
+    ours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No daemon, and why."""
+
+    reason: str
+
+
+def running(environment: Mapping[str, str]) -> Path | None:
+    """The pipe directory of a daemon that this user runs already, and that answers."""
+    pipe = Path(environment.get(PIPE_KEY) or DEFAULT_PIPE)
+    try:
+        control = (pipe / "control").stat()
+    except OSError:
+        return None
+    if control.st_uid != os.getuid():
+        return None
+    return pipe if command("get_server_list", pipe, environment) is not None else None
+
+
+def start(run_dir: Path, environment: Mapping[str, str]) -> Mps | Absent:
+    """Start a daemon in the run's directory."""
+    tool = shutil.which(CONTROL, path=environment.get("PATH"))
+    if tool is None or shutil.which(SERVER, path=environment.get("PATH")) is None:
+        return Absent(f"{CONTROL} or {SERVER} is not on the PATH")
+    pipe, log = run_dir / PIPE_DIR, run_dir / LOG_DIR
+    for directory in (pipe, log):
+        directory.mkdir(mode=0o700)
+    own = daemon_environment(environment, pipe, log)
+    try:
+        done = subprocess.run(  # noqa: S603 - the driver's tool, found on the path, with fixed arguments
+            [tool, "-d"],
+            env=own,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Absent(f"{tool} cannot be started: {error}")
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip()[-300:]
+        return Absent(f"{tool} -d exited with code {done.returncode}: {said or 'it said nothing'}")
+    end = time.monotonic() + ANSWER_S
+    while command("get_server_list", pipe, environment) is None:
+        if time.monotonic() > end:
+            return Absent(f"the daemon at {pipe} does not answer: {last_words(log)}")
+        time.sleep(0.02)
+    return Mps(pipe, ours=True)
+
+
+def command(text: str, pipe: Path, environment: Mapping[str, str]) -> str | None:
+    """What the daemon at ``pipe`` answers; ``None`` if it does not."""
+    tool = shutil.which(CONTROL, path=environment.get("PATH"))
+    if tool is None:
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 - the driver's tool, found on the path, with fixed arguments
+            [tool],
+            env=dict(environment) | {PIPE_KEY: str(pipe)},
+            input=f"{text}\n",
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def stop(run_dir: Path, environment: Mapping[str, str]) -> None:
+    """End this run's daemon and its servers, if it has one."""
+    pipe = run_dir / PIPE_DIR
+    if (pipe / "control").exists():
+        command("quit -t 1", pipe, environment)
+
+
+def daemon_environment(environment: Mapping[str, str], pipe: Path, log: Path) -> dict[str, str]:
+    """What the daemon sees: every card of the machine, since its clients number them for themselves."""
+    own = dict(environment) | {PIPE_KEY: str(pipe), LOG_KEY: str(log)}
+    for key in ("CUDA_VISIBLE_DEVICES", PERCENT_KEY):
+        own.pop(key, None)
+    return own
+
+
+def last_words(log: Path) -> str:
+    """The last line of the daemon's logs."""
+    for name in ("server.log", "control.log"):
+        try:
+            lines = (log / name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            continue
+        if lines:
+            return lines[-1][:300]
+    return "it wrote no log"
