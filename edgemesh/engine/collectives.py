@@ -13,20 +13,22 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from edgemesh.engine.faults import CollectiveError, CollectiveTimeoutError
+
+__all__ = [
+    "Backend",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "Collectives",
+    "Deadline",
+    "Group",
+    "alone",
+    "parts",
+    "starts",
+    "sum_ranks",
+]
+
 DEFAULT_WAIT_NS: Final = 60_000_000_000
-
-
-class CollectiveError(RuntimeError):
-    """A collective did not complete; the epoch is over for this rank."""
-
-
-class CollectiveTimeoutError(CollectiveError):
-    """Ranks that did not come to a collective of ``group`` before its deadline."""
-
-    def __init__(self, group: str, missing: Sequence[int]) -> None:
-        self.group = group
-        self.missing = tuple(missing)
-        super().__init__(f"collective of group {group!r}: rank(s) {list(missing)} of the group did not come in time")
 
 
 class Deadline:
@@ -85,6 +87,11 @@ class Group:
         self.size = size
         self.spent_ns = 0
         self._backend = backend
+
+    @property
+    def backend(self) -> Backend | None:
+        """The way between the ranks, if there are several."""
+        return self._backend
 
     @property
     def pads(self) -> bool:
