@@ -155,7 +155,9 @@ def test_a_start_that_cannot_be_says_why_and_ends(tmp_path):
 
 def test_a_step_over_its_bound_is_named_and_the_mesh_ends(fresh):
     # A bound that no prefill step of this model can keep stands for a rank that hangs while its reports go on.
-    launched = fresh("tp1", split=False, supervisor__step_bound_s=0.01, supervisor__report_ms=20, prefill__chunk_tokens=512)
+    launched = fresh(
+        "tp1", split=False, supervisor__step_bound_s=0.01, supervisor__report_ms=20, prefill__chunk_tokens=512
+    )
     running = Stream(launched, prompt="word " * 2000).join(30)
     assert running.errors or running.status >= 500, running.events[-3:]
     assert launched.wait(30) != 0
