@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final, Protocol
 
+from edgemesh.engine.faults import CollectiveTimeoutError
 from edgemesh.engine.null import NullEngine
 from edgemesh.engine.turns import Limits, Station, StepRefusedError
 from edgemesh.runtime.actor import main
@@ -142,6 +143,11 @@ class RankActor:
             self._fault(plan, str(error))
             self._mark(Phase.WAITING, plan.tick, 0)
             return
+        except CollectiveTimeoutError as error:
+            ranks = self.mesh.ranks_of(self.group) if error.group == "attn" else self.mesh.world_of(self.set.index)
+            absent = ", ".join(f"rank-{ranks[each]}.{self.plane}" for each in error.missing)
+            self._fault(plan, f"a collective of group {error.group!r} waited in vain for {absent}")
+            raise
         except Exception as error:
             self._fault(plan, f"{type(error).__name__}: {error}")
             raise

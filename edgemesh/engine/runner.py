@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,16 +12,14 @@ from edgemesh.engine.collectives import Collectives, alone
 from edgemesh.engine.inputs import DecodeRows, build
 from edgemesh.engine.layout import Split
 from edgemesh.engine.model import Network
-from edgemesh.engine.sampler import NO_TOKEN, Drawn, Row, Sampler
+from edgemesh.engine.redraws import Redraws
+from edgemesh.engine.sampler import Drawn, Row, Sampler
 from edgemesh.engine.shape import ModelShape
 from edgemesh.engine.shaping import mask_row, shaper
 from edgemesh.engine.streams import Whole, stream
 from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.messages import Chunk, Decode, Done, IdleDone, IdlePlan, Join, Logprob, Plan, Prefill, Sampling
-
-MAX_REDRAWS: Final = 4096
-"""Sequences whose last draw gave no token that are remembered; beyond it the oldest is forgotten."""
 
 
 class Runner:
@@ -45,7 +42,7 @@ class Runner:
         self._start, self._width = sizes.vocab_start, sizes.vocab_count
         self._sampler = Sampler(self._start, self._width, shape.vocab, collectives.attn)
         self._batch = Batch(limits)
-        self._redraws: dict[str, tuple[int, int]] = {}
+        self._redraws = Redraws()
 
     @property
     def collective_ns(self) -> int:
@@ -82,7 +79,7 @@ class Runner:
         rows = [*(row for _, row in firsts), *(self._batch.rows[slot] for slot in ran)]
         requests = [*(request for request, _ in firsts), *(self._batch.slots.seats[slot].request for slot in ran)]
         drawn = self._draw(hidden, rows, plan.decode, cut)
-        self._remember(requests, rows, drawn.tokens)
+        self._redraws.remember(zip(requests, rows, drawn.tokens, strict=True))
         if ran:
             self._batch.advance(drawn.tokens[cut:])
         tokens, logprobs = tuple(drawn.tokens), drawn.logprobs
@@ -142,17 +139,7 @@ class Runner:
 
     def _row(self, request: str, sampling: Sampling, position: int, emitted: int, history: TokenArray) -> Row:
         shape = shaper(sampling, self._start, self._width, history.tolist(), emitted)
-        drew, attempt = self._redraws.get(request, (position, 0))
-        return Row(sampling, position, emitted, shape, attempt if drew == position else 0)
-
-    def _remember(self, requests: Sequence[str], rows: Sequence[Row], tokens: Sequence[int]) -> None:
-        """A draw that gave no token goes on with other noise, though its row leaves or its chunk is planned again."""
-        for request, row, token in zip(requests, rows, tokens, strict=True):
-            self._redraws.pop(request, None)
-            if token == NO_TOKEN:
-                self._redraws[request] = (row.position, row.attempt + 1)
-        while len(self._redraws) > MAX_REDRAWS:
-            del self._redraws[next(iter(self._redraws))]
+        return self._redraws.row(request, sampling, position, emitted, shape)
 
 
 def _asked(logprobs: Sequence[Logprob | None]) -> tuple[Logprob | None, ...]:

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from edgemesh.engine.collectives import Group
+from edgemesh.engine.cuts import CANDIDATES, Candidates, bits, first_best, floats, keeps, kept_of, top
 from edgemesh.engine.noise import gumbel, row_key
 from edgemesh.engine.shaping import Shaper
 from edgemesh.wire.messages import Logprob, Sampling
-
-CANDIDATES: Final = 128
-"""Candidates per shard; a cut that keeps fewer tokens than this is drawn from them exactly."""
 
 ROUNDS: Final = 8
 """Draws from the whole vocabulary per step and row, before the row yields no token."""
@@ -31,8 +29,6 @@ TOP: Final = 20
 NO_TOKEN: Final = -1
 COLDEST: Final = 1e-5
 """Temperatures below this are greedy."""
-
-_BLOCK: Final = 64
 
 
 @dataclass(slots=True)
@@ -90,15 +86,16 @@ class _Pick:
 class Sampler:
     """One rank's part of drawing; its logits are those of ids ``[start, start + width)``."""
 
-    def __init__(self, start: int, width: int, vocab: int, group: Group) -> None:
+    def __init__(self, start: int, width: int, vocab: int, group: Group, device: torch.device | None = None) -> None:
         self._start, self._width, self._vocab = start, width, vocab
         self._group = group
-        self._ids = torch.arange(start, start + max(width, 1), dtype=torch.int32)
+        self._ids = torch.arange(start, start + max(width, 1), dtype=torch.int32, device=device)
+        self._device = device
 
     def draw(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
         """A token for each row of ``logits`` ``[rows, width]``; the rows' masks are applied already."""
         if not self._width:
-            logits = torch.full((len(rows), 1), -math.inf)
+            logits = torch.full((len(rows), 1), -math.inf, device=self._device)
         if all(not row.hot and row.sampling.logprobs < 0 and row.shaper is None for row in rows):
             return self._greedy(logits)
         raw = logits.float().contiguous()
@@ -113,8 +110,8 @@ class Sampler:
         values, at = logits.max(dim=-1)
         if self._group.size == 1:
             return Drawn((at + self._start).tolist(), [None] * len(at))
-        every = self._group.gather(torch.stack((_bits(values.float()), at.to(torch.int32) + self._start)))
-        _, ids = _first_best(_floats(every[:, 0]), every[:, 1])
+        every = self._group.gather(torch.stack((bits(values.float()), at.to(torch.int32) + self._start)))
+        _, ids = first_best(floats(every[:, 0]), every[:, 1])
         return Drawn(ids.tolist(), [None] * len(at))
 
     def _shape(self, raw: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -126,7 +123,7 @@ class Sampler:
         for row, logits in zip(rows, shaped, strict=True):
             if row.shaper is not None:
                 row.shaper.apply(logits[: self._width], row.emitted)
-        return shaped.div_(torch.tensor(heat)[:, None])
+        return shaped.div_(torch.tensor(heat, device=self._device)[:, None])
 
     def _plain(self, raw: Tensor, shaped: Tensor, rows: Sequence[Row], picks: list[_Pick]) -> None:
         """Rows without a cut: the largest of logit, or of logit plus noise."""
@@ -139,9 +136,9 @@ class Sampler:
             scores[hot] += gumbel([rows[plain[at]].key(0) for at in hot], self._ids)
         values, at = scores.max(dim=-1)
         raws = raw[plain].gather(1, at[:, None])[:, 0]
-        every = self._group.gather(torch.stack((_bits(values), self._ids[at], _bits(raws))))
-        best, ids = _first_best(_floats(every[:, 0]), every[:, 1])
-        found = _floats(every[:, 2]).gather(0, best[None])[0]
+        every = self._group.gather(torch.stack((bits(values), self._ids[at], bits(raws))))
+        best, ids = first_best(floats(every[:, 0]), every[:, 1])
+        found = floats(every[:, 2]).gather(0, best[None])[0]
         for row, token, value in zip(plain, ids.tolist(), found.tolist(), strict=True):
             picks[row] = _Pick(token, value)
 
@@ -152,7 +149,7 @@ class Sampler:
             return
         scaled, raws, who = shaped[cut], raw[cut], [rows[at] for at in cut]
         merged = self._candidates(scaled, raws)
-        kept, covered = _kept(merged, who, self._vocab)
+        kept, covered = kept_of(merged, [row.sampling for row in who], self._vocab)
         open_rows = [at for at, whole in enumerate(covered.tolist()) if not whole]
         scores = merged.values + gumbel([row.key(0) for row in who], merged.ids)
         best = scores.masked_fill(~kept, -math.inf).argmax(dim=-1, keepdim=True)
@@ -163,38 +160,38 @@ class Sampler:
         for at, pick in zip(open_rows, accepted, strict=True):
             picks[cut[at]] = pick
 
-    def _candidates(self, scaled: Tensor, raws: Tensor) -> "_Candidates":
+    def _candidates(self, scaled: Tensor, raws: Tensor) -> Candidates:
         """The best of every shard, best first, equal ones by id."""
-        values, at = _top(scaled, CANDIDATES)
+        values, at = top(scaled, CANDIDATES)
         ids, found = self._ids[at], raws.gather(1, at)
         lse = scaled.logsumexp(dim=-1, keepdim=True)
-        every = self._group.gather(torch.cat((_bits(values), ids, _bits(found), _bits(lse)), dim=-1))
+        every = self._group.gather(torch.cat((bits(values), ids, bits(found), bits(lse)), dim=-1))
         values, ids, found = (each.transpose(0, 1).flatten(1) for each in every[..., :-1].chunk(3, dim=-1))
-        order = _floats(values).sort(dim=-1, descending=True, stable=True).indices[:, :CANDIDATES]
-        return _Candidates(
-            _floats(values.gather(1, order)),
+        order = floats(values).sort(dim=-1, descending=True, stable=True).indices[:, :CANDIDATES]
+        return Candidates(
+            floats(values.gather(1, order)),
             ids.gather(1, order),
-            _floats(found.gather(1, order)),
-            _floats(every[..., -1]).logsumexp(dim=0),
+            floats(found.gather(1, order)),
+            floats(every[..., -1]).logsumexp(dim=0),
         )
 
     def _accept(
-        self, scaled: Tensor, raws: Tensor, rows: Sequence[Row], merged: "_Candidates", open_rows: list[int]
+        self, scaled: Tensor, raws: Tensor, rows: Sequence[Row], merged: Candidates, open_rows: list[int]
     ) -> list[_Pick]:
         """Draw ``ROUNDS`` times from the whole vocabulary, take the first draw that the cut keeps.
 
         Both exchanges are made for all rows, whether any is open or not.
         """
-        drawn = torch.zeros((len(rows), ROUNDS, 4), dtype=torch.int32)
+        drawn = torch.zeros((len(rows), ROUNDS, 4), dtype=torch.int32, device=self._device)
         for at in open_rows:
             scores = scaled[at] + gumbel([rows[at].key(draw) for draw in range(ROUNDS)], self._ids)
             values, best = scores.max(dim=-1)
-            local = (_bits(values), self._ids[best], _bits(raws[at][best]), _bits(scaled[at][best]))
+            local = (bits(values), self._ids[best], bits(raws[at][best]), bits(scaled[at][best]))
             drawn[at] = torch.stack(local, dim=-1)
         every = self._group.gather(drawn)
-        winners, ids = _first_best(_floats(every[..., 0]), every[..., 1])
-        found, logits = (_floats(every[..., part]).gather(0, winners[None])[0] for part in (2, 3))
-        above = torch.zeros((len(rows), ROUNDS, 2))
+        winners, ids = first_best(floats(every[..., 0]), every[..., 1])
+        found, logits = (floats(every[..., part]).gather(0, winners[None])[0] for part in (2, 3))
+        above = torch.zeros((len(rows), ROUNDS, 2), device=self._device)
         for at in open_rows:
             ahead = scaled[at] > logits[at][:, None]
             ahead |= (scaled[at] == logits[at][:, None]) & (self._ids < ids[at][:, None])
@@ -203,9 +200,9 @@ class Sampler:
         above = self._group.gather(above).sum(dim=0)
         picks = []
         for at in open_rows:
-            keeps = _keeps(rows[at].sampling, logits[at], above[at], merged.values[at, 0])
-            which = int(keeps.int().argmax())
-            picks.append(_Pick(int(ids[at, which]), float(found[at, which])) if keeps[which] else _Pick())
+            kept = keeps(rows[at].sampling, logits[at], above[at], merged.values[at, 0])
+            which = int(kept.int().argmax())
+            picks.append(_Pick(int(ids[at, which]), float(found[at, which])) if kept[which] else _Pick())
         return picks
 
     def _logprobs(self, raw: Tensor, rows: Sequence[Row], picks: Sequence[_Pick]) -> list[Logprob | None]:
@@ -215,96 +212,18 @@ class Sampler:
         if not asking:
             return made
         asked = raw[asking]
-        values, at = _top(asked, TOP)
+        values, at = top(asked, TOP)
         lse = asked.logsumexp(dim=-1, keepdim=True)
-        every = self._group.gather(torch.cat((_bits(values), self._ids[at], _bits(lse)), dim=-1))
+        every = self._group.gather(torch.cat((bits(values), self._ids[at], bits(lse)), dim=-1))
         best, ids = (each.transpose(0, 1).flatten(1) for each in every[..., :-1].chunk(2, dim=-1))
-        total = _floats(every[..., -1]).logsumexp(dim=0)
-        best, order = _floats(best).sort(dim=-1, descending=True, stable=True)
+        total = floats(every[..., -1]).logsumexp(dim=0)
+        best, order = floats(best).sort(dim=-1, descending=True, stable=True)
         ids = ids.gather(1, order)
         for number, row in enumerate(asking):
             pick, count = picks[row], rows[row].sampling.logprobs
             if pick.token == NO_TOKEN:
                 continue
             alternatives = (best[number] - total[number])[:count].tolist()
-            top = tuple(zip(ids[number, :count].tolist(), alternatives, strict=True))
-            made[row] = Logprob(pick.token, pick.raw - float(total[number]), top)
+            likeliest = tuple(zip(ids[number, :count].tolist(), alternatives, strict=True))
+            made[row] = Logprob(pick.token, pick.raw - float(total[number]), likeliest)
         return made
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """The best tokens of the whole vocabulary, best first: ``[rows, CANDIDATES]`` each; ``lse`` ``[rows]`` over all."""
-
-    values: Tensor
-    ids: Tensor
-    raws: Tensor
-    lse: Tensor
-
-
-def _kept(merged: _Candidates, rows: Sequence[Row], vocab: int) -> tuple[Tensor, Tensor]:
-    """Which candidates the cut keeps, and for which rows nothing outside the candidates can be kept."""
-    values = merged.values
-    masses = (values - merged.lse[:, None]).exp()
-    above = torch.stack((masses.cumsum(dim=-1) - masses, torch.arange(CANDIDATES).expand_as(masses)), dim=-1)
-    kept = torch.stack(
-        [_keeps(row.sampling, value, ahead, value[0]) for row, value, ahead in zip(rows, values, above, strict=True)]
-    )
-    few = [vocab <= CANDIDATES or 0 < row.sampling.top_k <= CANDIDATES for row in rows]
-    return kept, (kept.sum(dim=-1) < CANDIDATES) | torch.tensor(few)
-
-
-def _keeps(sampling: Sampling, logits: Tensor, above: Tensor, best: Tensor) -> Tensor:
-    """Whether a cut keeps tokens of these logits, given ``above``: [mass, number] of the tokens that rank before each.
-
-    All three cuts are taken of the same distribution (after temperature); the first token is always kept.
-    """
-    keeps = logits > -math.inf
-    if sampling.top_k:
-        keeps &= above[..., 1] < sampling.top_k
-    if sampling.top_p < 1.0:
-        keeps &= above[..., 0] < sampling.top_p
-    if sampling.min_p > 0.0:
-        keeps &= logits >= best + math.log(sampling.min_p)
-    return keeps | (above[..., 1] == 0)
-
-
-def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` best of each row with their places, best first and equal ones by place; -inf fills up.
-
-    The best lie in the blocks whose maxima are best (of equal ones the first): a scan for maxima is much cheaper than a
-    selection over all.
-    """
-    rows, width = values.shape
-    places = torch.arange(width).expand(rows, -1)
-    blocks = -(-width // _BLOCK)
-    if blocks > 2 * count:
-        whole = torch.nn.functional.pad(values, (0, blocks * _BLOCK - width), value=-math.inf).view(
-            rows, blocks, _BLOCK
-        )
-        first = whole.amax(dim=-1).sort(dim=-1, descending=True, stable=True).indices[:, :count]
-        chosen = first.sort(dim=-1).values
-        places = (chosen[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(1).clamp(max=width - 1)
-        values = whole.gather(1, chosen[..., None].expand(-1, -1, _BLOCK)).flatten(1)
-    best, order = values.sort(dim=-1, descending=True, stable=True)
-    best, order = best[:, :count], order[:, :count]
-    places = places.gather(1, order)
-    short = count - best.shape[1]
-    if short > 0:
-        best = torch.nn.functional.pad(best, (0, short), value=-math.inf)
-        places = torch.nn.functional.pad(places, (0, short))
-    return best, places
-
-
-def _first_best(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rank holds the best value, the first of equals (its ids are lower), and the id there."""
-    rank = values.argmax(dim=0)
-    return rank, ids.gather(0, rank[None])[0]
-
-
-def _bits(values: Tensor) -> Tensor:
-    return values.contiguous().view(torch.int32)
-
-
-def _floats(bits: Tensor) -> Tensor:
-    return bits.contiguous().view(torch.float32)

@@ -22,8 +22,17 @@ class Shaper:
     ``history`` holds all tokens so far where a penalty is set, the last ``emitted`` of them output.
     """
 
-    def __init__(self, sampling: Sampling, start: int, width: int, history: Sequence[int], emitted: int) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        start: int,
+        width: int,
+        history: Sequence[int],
+        emitted: int,
+        device: torch.device | None = None,
+    ) -> None:
         self._sampling = sampling
+        self._device = device
         self._start, self._width = start, width
         self._bias = self._pairs(dict(sampling.logit_bias))
         self._allowed = self._local(sampling.allowed_token_ids) if sampling.allowed_token_ids else None
@@ -31,21 +40,21 @@ class Shaper:
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
         if sampling.needs_history:
-            self._seen = torch.zeros(width, dtype=torch.bool)
+            self._seen = torch.zeros(width, dtype=torch.bool, device=device)
             self._seen[self._local(history)] = True
             output = self._local(history[len(history) - emitted :], unique=False)
             self._counts = torch.bincount(output, minlength=width).to(torch.float32)
 
     def _local(self, ids: Sequence[int], *, unique: bool = True) -> Tensor:
         here = [each - self._start for each in ids if self._start <= each < self._start + self._width]
-        return torch.tensor(sorted(set(here)) if unique else here, dtype=torch.int64)
+        return torch.tensor(sorted(set(here)) if unique else here, dtype=torch.int64, device=self._device)
 
     def _pairs(self, bias: dict[int, float]) -> tuple[Tensor, Tensor] | None:
         here = {token: value for token, value in bias.items() if self._start <= token < self._start + self._width}
         if not here:
             return None
-        at = torch.tensor([token - self._start for token in here], dtype=torch.int64)
-        return at, torch.tensor(list(here.values()), dtype=torch.float32)
+        at = torch.tensor([token - self._start for token in here], dtype=torch.int64, device=self._device)
+        return at, torch.tensor(list(here.values()), dtype=torch.float32, device=self._device)
 
     def extend(self, token: int) -> None:
         """One more output token."""
@@ -74,17 +83,25 @@ class Shaper:
             logits[self._stops] = logits[self._stops].clamp(max=BANNED)
 
 
-def shaper(sampling: Sampling, start: int, width: int, history: Sequence[int], emitted: int) -> Shaper | None:
+def shaper(
+    sampling: Sampling,
+    start: int,
+    width: int,
+    history: Sequence[int],
+    emitted: int,
+    device: torch.device | None = None,
+) -> Shaper | None:
     """A shaper, or None for a row whose logits are left as they are."""
     bans = sampling.stop_token_ids and emitted < sampling.min_tokens
     if sampling.needs_history or sampling.logit_bias or sampling.allowed_token_ids or bans:
-        return Shaper(sampling, start, width, history, emitted)
+        return Shaper(sampling, start, width, history, emitted, device)
     return None
 
 
 def mask_row(logits: Tensor, words: Sequence[int], start: int) -> None:
     """Forbid the ids whose bit is not set: one bit per id, in 32-bit words, lowest bit first."""
-    bits = torch.tensor(words, dtype=torch.int64)[:, None] >> torch.arange(32)
+    device = logits.device
+    bits = torch.tensor(words, dtype=torch.int64, device=device)[:, None] >> torch.arange(32, device=device)
     allowed = (bits & 1).flatten().to(torch.bool)[start : start + len(logits)]
     logits[: len(allowed)].masked_fill_(~allowed, -math.inf)
     logits[len(allowed) :] = -math.inf

@@ -7,6 +7,7 @@ from engine_net import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgemesh.engine import cuts
 from edgemesh.engine import sampler as module
 from edgemesh.engine.collectives import alone
 from edgemesh.engine.local import local_collectives
@@ -191,7 +192,7 @@ def test_the_best_of_a_row_are_found_through_blocks(width, levels, count, seed, 
     values = torch.rand((2, width), generator=torch.Generator().manual_seed(seed))
     if equal:
         values = (values * levels).floor()
-    best, places = module._top(values, count)
+    best, places = cuts.top(values, count)
     wanted, at = (each[:, :count] for each in values.sort(dim=-1, descending=True, stable=True))
     assert best.shape == (2, count)
     assert torch.equal(best[:, : wanted.shape[1]], wanted)
