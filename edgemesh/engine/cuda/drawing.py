@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from edgemesh.engine.collectives import Group
-from edgemesh.engine.cuda.jit import Arg, block, kernel
+from edgemesh.engine.cuda.jit import block, kernel
 
 GREEDY: Final = 0.0
 """The heat of a row that takes its best token."""
@@ -40,17 +40,17 @@ class Draws:
         return len(self.heats)
 
 
-@kernel("stride", "width", "first_id")
+@kernel()
 def _best(
-    logits: Arg,
-    heats: Arg,
-    stems: Arg,
-    positions: Arg,
-    values: Arg,
-    ids: Arg,
-    stride: Arg,
-    width: Arg,
-    first_id: Arg,
+    logits: tl.tensor,
+    heats: tl.tensor,
+    stems: tl.tensor,
+    positions: tl.tensor,
+    values: tl.tensor,
+    ids: tl.tensor,
+    stride: tl.tensor,
+    width: tl.tensor,
+    first_id: tl.tensor,
     blocks: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
@@ -89,7 +89,9 @@ def _best(
 
 
 @kernel("rows")
-def _pair(values: Arg, ids: Arg, pair: Arg, rows: Arg, blocks: tl.constexpr, columns: tl.constexpr) -> None:
+def _pair(
+    values: tl.tensor, ids: tl.tensor, pair: tl.tensor, rows: tl.tensor, blocks: tl.constexpr, columns: tl.constexpr
+) -> None:
     """This rank's best of each row, as (bits of its score, id)."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, columns)
@@ -102,14 +104,14 @@ def _pair(values: Arg, ids: Arg, pair: Arg, rows: Arg, blocks: tl.constexpr, col
 
 @kernel("rows")
 def _settle(
-    every: Arg,
-    heats: Arg,
-    slots: Arg,
-    tokens: Arg,
-    last: Arg,
-    position: Arg,
-    rows: Arg,
-    scratch: Arg,
+    every: tl.tensor,
+    heats: tl.tensor,
+    slots: tl.tensor,
+    tokens: tl.tensor,
+    last: tl.tensor,
+    position: tl.tensor,
+    rows: tl.tensor,
+    scratch: tl.tensor,
     ranks: tl.constexpr,
 ) -> None:
     """The best of all ranks, the first of equals; the row's slot takes it and moves on."""

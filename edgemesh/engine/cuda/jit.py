@@ -1,12 +1,13 @@
-"""Triton's compiler behind a typed door."""
+"""Triton's compiler behind a typed door.
+
+A kernel's pointers and numbers are annotated as ``tl.tensor``, what is fixed when it is compiled as ``tl.constexpr``; Triton reads the
+annotations, and knows no other names.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import triton
-
-Arg: TypeAlias = Any
-"""What a kernel is launched with: a tensor for a pointer, or a number; Triton finds its type."""
 
 Kernel: TypeAlias = Any
 """A compiled function; ``kernel[grid](...)`` launches it."""

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from edgemesh.engine.cuda.jit import Arg, block, kernel
+from edgemesh.engine.cuda.jit import block, kernel
 
 _HEADS: Final = 16
 """Heads of one token that one program turns."""
@@ -20,7 +20,14 @@ _WIDTH: Final = 1024
 
 @kernel()
 def _norm(
-    x: Arg, delta: Arg, weight: Arg, out: Arg, width: Arg, eps: Arg, adds: tl.constexpr, columns: tl.constexpr
+    x: tl.tensor,
+    delta: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    width: tl.tensor,
+    eps: tl.tensor,
+    adds: tl.constexpr,
+    columns: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64) * width
     at = tl.arange(0, columns)
@@ -60,19 +67,19 @@ def _warps(columns: int) -> int:
 
 @kernel()
 def _turn(
-    qkv: Arg,
-    positions: Arg,
-    places: Arg,
-    cos: Arg,
-    sin: Arg,
-    q_norm: Arg,
-    k_norm: Arg,
-    q_out: Arg,
-    keys: Arg,
-    values: Arg,
-    q_heads: Arg,
-    kv_heads: Arg,
-    eps: Arg,
+    qkv: tl.tensor,
+    positions: tl.tensor,
+    places: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    q_out: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    q_heads: tl.tensor,
+    kv_heads: tl.tensor,
+    eps: tl.tensor,
     head_dim: tl.constexpr,
     heads: tl.constexpr,
     columns: tl.constexpr,
@@ -161,7 +168,7 @@ class Turner:
 
 
 @kernel()
-def _silu_mul(gate_up: Arg, out: Arg, width: Arg, columns: tl.constexpr) -> None:
+def _silu_mul(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, columns: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * columns + tl.arange(0, columns)
     here = at < width

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from edgemesh.engine.cuda.attention import Prompts, Rows
-from edgemesh.engine.cuda.jit import Arg, block, kernel
+from edgemesh.engine.cuda.jit import block, kernel
 
 _QUERIES: Final = 64
 _KEYS: Final = 64
@@ -24,16 +24,16 @@ _MOST_SPLITS: Final = 32
 
 @kernel()
 def _attend_rows(
-    q: Arg,
-    keys: Arg,
-    values: Arg,
-    table: Arg,
-    lengths: Arg,
-    partial: Arg,
-    masses: Arg,
-    scale: Arg,
-    table_stride: Arg,
-    kv_heads: Arg,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    lengths: tl.tensor,
+    partial: tl.tensor,
+    masses: tl.tensor,
+    scale: tl.tensor,
+    table_stride: tl.tensor,
+    kv_heads: tl.tensor,
     page_tokens: tl.constexpr,
     ratio: tl.constexpr,
     queries: tl.constexpr,
@@ -86,7 +86,12 @@ def _attend_rows(
 
 @kernel()
 def _merge(
-    partial: Arg, masses: Arg, out: Arg, head_dim: tl.constexpr, columns: tl.constexpr, splits: tl.constexpr
+    partial: tl.tensor,
+    masses: tl.tensor,
+    out: tl.tensor,
+    head_dim: tl.constexpr,
+    columns: tl.constexpr,
+    splits: tl.constexpr,
 ) -> None:
     """The parts of one query head, each weighted by its share of the mass."""
     head = tl.program_id(0).to(tl.int64)
@@ -103,16 +108,16 @@ def _merge(
 
 @kernel()
 def _attend_prompts(
-    q: Arg,
-    keys: Arg,
-    values: Arg,
-    table: Arg,
-    starts: Arg,
-    context_starts: Arg,
-    out: Arg,
-    scale: Arg,
-    table_stride: Arg,
-    kv_heads: Arg,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    starts: tl.tensor,
+    context_starts: tl.tensor,
+    out: tl.tensor,
+    scale: tl.tensor,
+    table_stride: tl.tensor,
+    kv_heads: tl.tensor,
     ratio: tl.constexpr,
     page_tokens: tl.constexpr,
     head_dim: tl.constexpr,

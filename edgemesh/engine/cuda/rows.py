@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgemesh.engine.cuda.attention import Rows
 from edgemesh.engine.cuda.drawing import ELSEWHERE, GREEDY, Draws
-from edgemesh.engine.cuda.jit import Arg, block, kernel
+from edgemesh.engine.cuda.jit import block, kernel
 from edgemesh.engine.cuda.staging import Outbox
 from edgemesh.engine.noise import row_stem
 from edgemesh.engine.sampler import Row
@@ -71,25 +71,25 @@ class StepRows:
 
 @kernel("first", "first_draw")
 def _gather(
-    index: Arg,
-    last: Arg,
-    position: Arg,
-    heat: Arg,
-    stem: Arg,
-    pages: Arg,
-    tokens: Arg,
-    positions: Arg,
-    places: Arg,
-    lengths: Arg,
-    table: Arg,
-    heats: Arg,
-    stems: Arg,
-    drawn: Arg,
-    slots: Arg,
-    first: Arg,
-    first_draw: Arg,
-    row_pages: Arg,
-    page_tokens: Arg,
+    index: tl.tensor,
+    last: tl.tensor,
+    position: tl.tensor,
+    heat: tl.tensor,
+    stem: tl.tensor,
+    pages: tl.tensor,
+    tokens: tl.tensor,
+    positions: tl.tensor,
+    places: tl.tensor,
+    lengths: tl.tensor,
+    table: tl.tensor,
+    heats: tl.tensor,
+    stems: tl.tensor,
+    drawn: tl.tensor,
+    slots: tl.tensor,
+    first: tl.tensor,
+    first_draw: tl.tensor,
+    row_pages: tl.tensor,
+    page_tokens: tl.tensor,
     columns: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)

@@ -1,0 +1,199 @@
+import pytest
+import torch
+from torch.nn import functional
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from edgemesh.engine.attention.batch import AttentionBatch, Span
+from edgemesh.engine.attention.sdpa import SdpaAttention
+from edgemesh.engine.collectives import alone
+from edgemesh.engine.cuda.attention import AttentionUnavailableError, Prompts, Rows, choose
+from edgemesh.engine.cuda.drawing import ELSEWHERE, Drawer, Draws
+from edgemesh.engine.cuda.kernels import Turner, add_rms_norm, rms_norm, silu_mul
+from edgemesh.engine.cuda.paged import TritonAttention
+from edgemesh.engine.noise import row_stem
+from edgemesh.engine.sampler import Row, Sampler
+from edgemesh.wire.messages import Sampling
+
+ROUNDED = 0.004
+"""The relative error of one rounding to bfloat16, and some."""
+
+
+def randn(*shape, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, device="cuda", generator=generator).bfloat16()
+
+
+def close(found, wanted, limit=ROUNDED):
+    assert found.shape == wanted.shape
+    error = (found.float() - wanted.float()).norm() / wanted.float().norm()
+    assert error < limit, float(error)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 4096), (129, 5120), (33, 72), (0, 512)])
+def test_norms(rows, width):
+    x, delta, weight = randn(rows, width), randn(rows, width, seed=1), randn(width, seed=2)
+    if not rows:
+        assert rms_norm(x, weight, 1e-6).shape == (0, width)
+        return
+    close(rms_norm(x, weight, 1e-6), functional.rms_norm(x.float(), (width,), weight.float(), 1e-6))
+    total = x.float() + delta.float()
+    close(add_rms_norm(x, delta, weight, 1e-6), functional.rms_norm(total, (width,), weight.float(), 1e-6))
+    assert torch.equal(x, total.bfloat16())
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 12288), (129, 1408), (5, 104)])
+def test_silu_mul(rows, width):
+    both = randn(rows, 2 * width)
+    gate, up = both.float().chunk(2, dim=-1)
+    close(silu_mul(both), functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(32, 8, 128), (9, 3, 8), (7, 1, 80)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_heads_are_normed_turned_and_put_into_their_pages(q_heads, kv_heads, head_dim, normed):
+    rows, half = 37, head_dim // 2
+    qkv = randn(rows, (q_heads + 2 * kv_heads) * head_dim)
+    angles = torch.rand((500, half), device="cuda") * 6
+    turner = Turner(angles.cos(), angles.sin(), q_heads, kv_heads, head_dim, 1e-6)
+    positions = torch.randint(0, 500, (rows,), dtype=torch.int32, device="cuda")
+    places = torch.randperm(4 * 256, device="cuda")[:rows]
+    pages = torch.full((2, 4, 256, kv_heads, head_dim), 7.0, dtype=torch.bfloat16, device="cuda")
+    norms = (randn(head_dim, seed=3), randn(head_dim, seed=4)) if normed else None
+    q = turner.turn(qkv, positions, places, norms, pages)
+    heads = qkv.float().view(rows, -1, head_dim)
+    turned, v = heads[:, : q_heads + kv_heads], heads[:, q_heads + kv_heads :]
+    if norms is not None:
+        weights = torch.cat((norms[0].expand(q_heads, -1), norms[1].expand(kv_heads, -1))).float()
+        turned = functional.rms_norm(turned, (head_dim,), None, 1e-6) * weights
+    cos, sin = (each[positions][:, None] for each in (angles.cos(), angles.sin()))
+    low, high = turned.chunk(2, dim=-1)
+    turned = torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+    close(q, turned[:, :q_heads])
+    close(pages[0].flatten(0, 1)[places], turned[:, q_heads:])
+    assert torch.equal(pages[1].flatten(0, 1)[places].float(), v)
+    untouched = torch.ones(4 * 256, dtype=torch.bool, device="cuda")
+    untouched[places] = False
+    assert (pages.flatten(1, 2)[:, untouched] == 7).all()
+
+
+@pytest.fixture(params=["torch", "flash-attn"])
+def attention(request):
+    if request.param == "flash-attn":
+        pytest.importorskip("flash_attn")
+    return choose(request.param, 256, 128, lambda _line: None)
+
+
+class Paged:
+    """Sequences in pages, and attention over them in float32."""
+
+    def __init__(self, q_heads, kv_heads, head_dim, spans, width=16):
+        self.spans = spans
+        self.pages = randn(2, 60, 256, kv_heads, head_dim, seed=5)
+        free = iter((torch.randperm(59) + 1).tolist())
+        self.tables = [[next(free) for _ in range(-(-(start + count) // 256))] for start, count in spans]
+        self.table = torch.zeros((len(spans), width), dtype=torch.int32, device="cuda")
+        for number, pages in enumerate(self.tables):
+            self.table[number, : len(pages)] = torch.tensor(pages)
+        self.q = randn(sum(count for _, count in spans), q_heads, head_dim, seed=6)
+
+    def wanted(self):
+        slab = self.pages.float().cpu()[None]
+        places, parts = [], []
+        for (start, count), pages in zip(self.spans, self.tables, strict=True):
+            at = torch.arange(start, start + count)
+            places.append(torch.tensor(pages)[at // 256] * 256 + at % 256)
+            parts.append(Span(start, count, torch.tensor(pages)))
+        places = torch.cat(places)
+        reference = SdpaAttention(slab)
+        empty = torch.empty(0, dtype=torch.int64)
+        reference.begin(AttentionBatch(parts, places, empty[None], empty, 0))
+        k, v = (slab[0, part].flatten(0, 1)[places] for part in (0, 1))
+        return reference.attend(0, self.q.float().cpu(), k, v).cuda()
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(32, 8, 128), (7, 1, 64), (6, 6, 80)])
+def test_prompts_over_pages(attention, q_heads, kv_heads, head_dim):
+    spans = [(0, 700), (300, 513), (256, 1), (0, 3), (1000, 64)]
+    case = Paged(q_heads, kv_heads, head_dim, spans)
+    counts = torch.tensor([0, *(count for _, count in spans)])
+    contexts = torch.tensor([0, *(start + count for start, count in spans)])
+    starts, context_starts = (each.cumsum(0).int().cuda() for each in (counts, contexts))
+    batch = Prompts(starts, context_starts, case.table, int(counts.max()), int(contexts.max()))
+    close(attention.prompts(case.q, case.pages, batch), case.wanted())
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(32, 8, 128), (7, 1, 64), (6, 6, 80)])
+@pytest.mark.parametrize("lengths", [(1,), (3000,), (256, 257, 1, 40, 511), tuple(range(1, 40))])
+def test_rows_over_pages(attention, q_heads, kv_heads, head_dim, lengths):
+    case = Paged(q_heads, kv_heads, head_dim, [(length - 1, 1) for length in lengths])
+    batch = Rows(torch.tensor(lengths, dtype=torch.int32, device="cuda"), case.table)
+    close(attention.rows(case.q, case.pages, batch), case.wanted())
+
+
+def test_the_choice_of_kernels_says_which_and_why():
+    said = []
+    assert isinstance(choose("torch", 256, 128, said.append), TritonAttention)
+    assert isinstance(choose("auto", 64, 128, said.append), TritonAttention)
+    assert "as engine.attention says" in said[0]
+    assert "engine.page_tokens is 64" in said[1]
+    with pytest.raises(AttentionUnavailableError, match="a multiple of 256 tokens"):
+        choose("flash-attn", 64, 128, said.append)
+
+
+def draws(rows, slots, elsewhere=()):
+    def signed(key):
+        return key - (1 << 64) if key >= 1 << 63 else key
+
+    heats = [
+        ELSEWHERE if at in elsewhere else row.sampling.temperature if row.hot else 0 for at, row in enumerate(rows)
+    ]
+    return Draws(
+        torch.tensor(heats, device="cuda"),
+        torch.tensor([signed(row_stem(row.sampling.seed, row.sampling.choice)) for row in rows], device="cuda"),
+        torch.tensor([row.position for row in rows], dtype=torch.int32, device="cuda"),
+        torch.tensor(slots, dtype=torch.int32, device="cuda"),
+    )
+
+
+def test_the_device_draws_what_the_sampler_draws_and_moves_the_batch_on():
+    count, width, start = 64, 151936, 1000
+    differ = 0
+    for seed in range(10):
+        logits = randn(count, width, seed=seed) * 3
+        logits[0, 70] = logits[0, 4000] = 50
+        temperatures = (0.0, 1.0, 0.7, 3.0)
+        rows = [
+            Row(Sampling(seed=(1 << 62) + 7919 * seed + at, choice=at % 5, temperature=temperatures[at % 4]), 9 * at, 0)
+            for at in range(count)
+        ]
+        wanted = Sampler(start, width, 200000, alone().attn).draw(logits.cpu(), rows).tokens
+        last = torch.full((count + 1,), -5, dtype=torch.int32, device="cuda")
+        position = torch.arange(count + 1, dtype=torch.int32, device="cuda")
+        tokens = torch.empty(count, dtype=torch.int32, device="cuda")
+        slots = [*range(count - 2), count, count - 1]
+        drawer = Drawer(start, width, alone().attn, last, position)
+        drawer.draw(logits, draws(rows, slots, elsewhere={3}), tokens)
+        found = tokens.tolist()
+        assert found[0] == wanted[0] == start + 70
+        differ += sum(a != b for at, (a, b) in enumerate(zip(found, wanted, strict=True)) if at != 3)
+        moved = [at for at in range(count + 1) if position[at] != at]
+        assert moved == [at for at in range(count) if at not in {3, count - 2}]
+        assert last[5] == found[5]
+        assert last[count - 1] == found[count - 1]
+        assert last[[3, count - 2, count]].tolist() == [-5] * 3
+    # Only a logarithm's last bit, in a tie, may tell the two apart.
+    assert differ <= 1
+
+
+def test_draws_follow_the_distribution():
+    count, width = 4096, 8
+    logits = torch.linspace(-1, 2, width, device="cuda").bfloat16().expand(count, width).contiguous()
+    rows = [Row(Sampling(seed=seed), 5, 0) for seed in range(count)]
+    state = torch.zeros(2, dtype=torch.int32, device="cuda")
+    tokens = torch.empty(count, dtype=torch.int32, device="cuda")
+    Drawer(0, width, alone().attn, state, state.clone()).draw(logits, draws(rows, [1] * count), tokens)
+    wanted = logits[0].float().softmax(dim=-1)
+    found = torch.bincount(tokens, minlength=width) / count
+    assert (found - wanted).abs().max() < 0.03
