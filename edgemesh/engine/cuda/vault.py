@@ -103,7 +103,7 @@ class CardStore:
             shape=msgspec.json.encode(self.shape),
             region_bytes=tuple(region.nbytes for region in regions),
             tensors=tuple(places),
-            card=CardMemory(device, uuid_of(device), torch.__version__, self._handles[device]),
+            card=CardMemory(device, uuid_of(device), str(torch.__version__), self._handles[device]),
         )
         return grant, []
 
