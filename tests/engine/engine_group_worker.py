@@ -36,7 +36,13 @@ def values(end, rank, size):
     """Every operation on even, ragged, empty and large inputs: a checksum over the bits, and the shape."""
     made = []
     for dtype in (torch.float32, torch.bfloat16):
-        for counts in ([3] * size, list(range(size)), [0] * (size - 1) + [5], [4000 + each for each in range(size)]):
+        for counts in (
+            [3] * size,
+            list(range(size)),
+            [0] * (size - 1) + [5],
+            [4000 + each for each in range(size)],
+            [128] * size,
+        ):
             x = tensor(rank, sum(counts), dtype)
             made.append(end.reduce_scatter(x, counts))
             made.append(end.all_gather(tensor(rank, counts[rank], dtype), counts))

@@ -123,3 +123,19 @@ def test_rows_are_dealt_evenly():
     assert parts(7, 3) == (3, 2, 2)
     assert parts(2, 4) == (1, 1, 0, 0)
     assert starts((3, 0, 2)) == (0, 3, 3)
+
+
+def test_what_was_gathered_is_no_window_into_shared_memory():
+    """Also where it fills the slots exactly, and so lies there as it is asked for."""
+    region = torch.zeros(4096 + 4 * 128, dtype=torch.uint8)
+    ends = [SharedBackend("attn", rank, 2, region, 0, Deadline()) for rank in range(2)]
+
+    def job(rank):
+        found = ends[rank].all_gather(torch.full((2, 16), float(rank)), [2, 2])
+        small = ends[rank].gather(torch.full((32,), float(rank)))
+        for _ in range(4):
+            ends[rank].gather(torch.full((32,), 9.0))
+        return found.tolist(), small.tolist()
+
+    wanted = ([[0.0] * 16] * 2 + [[1.0] * 16] * 2, [[0.0] * 32, [1.0] * 32])
+    assert run_ranks([functools.partial(job, rank) for rank in range(2)]) == [wanted] * 2

@@ -24,6 +24,7 @@ class SdpaAttention:
         self._batch: AttentionBatch | None = None
         self._index = torch.empty(0, dtype=torch.int64)
         self._mask = torch.empty(0)
+        self._room = (self._pages.new_empty(0), self._pages.new_empty(0))
         self._span_index: list[Tensor] = []
         self._span_mask: list[Tensor | None] = []
 
@@ -31,6 +32,7 @@ class SdpaAttention:
         """Page indices and masks of the step, shared by its layers."""
         self._batch = batch
         dtype = self._pages.dtype
+        self._index = self._index[:0]
         if len(batch.lengths):
             width = math.ceil(batch.longest / self._page_tokens)
             self._index = batch.block_table[:, :width].reshape(-1)
@@ -38,6 +40,7 @@ class SdpaAttention:
             self._mask = torch.zeros(reach.shape, dtype=dtype).masked_fill_(reach, -math.inf)[:, None, None, :]
         self._span_index = [span.pages for span in batch.spans]
         self._span_mask = [_lower_right(span, dtype) if span.start else None for span in batch.spans]
+        self._make_room(max([len(self._index), *map(len, self._span_index)]))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write, then attend span by span and all decode rows at once."""
@@ -79,9 +82,18 @@ class SdpaAttention:
         )
         return attended.reshape(rows, -1)
 
+    def _make_room(self, pages: int) -> None:
+        """Buffers for the pages of one layer, kept from step to step: memory fresh from the system costs more than the copy."""
+        if pages > len(self._room[0]):
+            size = (1 << (pages - 1).bit_length(), self._pages.shape[3])
+            self._room = (self._pages.new_empty(size), self._pages.new_empty(size))
+
     def _gather(self, layer: int, pages: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """``[rows, tokens, kv_heads, head_dim]`` of keys and of values."""
-        k, v = (self._pages[layer, part].index_select(0, pages) for part in (0, 1))
+        """``[rows, tokens, kv_heads, head_dim]`` of keys and of values, until the next call."""
+        k, v = (
+            torch.index_select(self._pages[layer, part], 0, pages, out=self._room[part][: len(pages)])
+            for part in (0, 1)
+        )
         shape: Sequence[int] = (rows, -1, self._kv_heads, self._head_dim)
         return k.view(shape), v.view(shape)
 
