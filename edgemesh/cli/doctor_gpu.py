@@ -8,12 +8,13 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from edgemesh.cli.doctor_machine import GIB, Finding, Verdict
+from edgemesh.runtime.cards import COST, MpsError, refuse, wanted
+from edgemesh.runtime.mps import CONTROL, SERVER, Absent, running
 from edgemesh.topology import Topology
 
 FIELDS: Final = (
@@ -114,26 +115,26 @@ def _number(cell: str) -> float:
 
 def gpu_findings(topology: Topology) -> Iterator[Finding]:
     """Everything about the cards of this host."""
-    wanted = topology.engine.device == "cuda"
+    cuda = topology.engine.device == "cuda"
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        remedy = "install the NVIDIA driver, or choose a topology with engine.device = 'cpu'" if wanted else ""
-        yield Finding("GPUs", Verdict.FAIL if wanted else Verdict.NOTE, "no nvidia-smi here", remedy)
+        remedy = "install the NVIDIA driver, or choose a topology with engine.device = 'cpu'" if cuda else ""
+        yield Finding("GPUs", Verdict.FAIL if cuda else Verdict.NOTE, "no nvidia-smi here", remedy)
         return
     queried = _run([tool, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"])
     gpus = parse_gpus(queried)
     if not gpus:
-        remedy = "see that nvidia-smi itself works (in a container: --gpus all)" if wanted else ""
-        verdict = Verdict.FAIL if wanted else Verdict.NOTE
+        remedy = "see that nvidia-smi itself works (in a container: --gpus all)" if cuda else ""
+        verdict = Verdict.FAIL if cuda else Verdict.NOTE
         yield Finding("GPUs", verdict, queried.strip()[:200] or "nvidia-smi names none", remedy)
         return
     # Rank processes of several hosts are spread over all of them.
-    ranks = -(-topology.world // len(topology.mesh.hosts)) if wanted else 0
+    ranks = -(-topology.world // len(topology.mesh.hosts)) if cuda else 0
     yield from card_findings(gpus, ranks)
     if len(gpus) > 1:
         yield from wiring_findings(parse_matrix(_run([tool, "topo", "-m"])), max(1, topology.attn_tp))
         yield peer_finding(parse_matrix(_run([tool, "topo", "-p2p", "r"])))
-    yield mps_finding(needed=wanted and topology.mesh.split)
+    yield mps_finding(topology)
     yield allocator_finding(os.environ)
 
 
@@ -206,17 +207,22 @@ def peer_finding(wiring: Wiring) -> Finding:
     return Finding("peer access", Verdict.OK, "between all cards")
 
 
-def mps_finding(*, needed: bool) -> Finding:
-    """Whether the daemon is installed, and whether one is running that is not ours."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # noqa: S108 - the daemon's own default
-    if control is None:
-        remedy = "two planes need it on each card: install the driver's MPS tools, or set mesh.split = false"
-        return Finding("MPS", Verdict.WARN if needed else Verdict.NOTE, "not installed", remedy if needed else "")
-    if (pipe / "control").exists():
-        remedy = f"start uses a daemon of its own; end this one: echo quit | {control}"
-        return Finding("MPS", Verdict.WARN, f"a daemon runs at {pipe}", remedy)
-    return Finding("MPS", Verdict.OK, "installed; no daemon runs")
+def mps_finding(topology: Topology) -> Finding:
+    """Whether the daemon is installed, whether this user runs one already, and what its absence would mean."""
+    if shutil.which(CONTROL) is None or shutil.which(SERVER) is None:
+        absent = Absent(f"{CONTROL} or {SERVER} is not on the PATH")
+        if not wanted(topology):
+            return Finding("MPS", Verdict.NOTE, "not installed; nothing needs it here")
+        try:
+            refuse(topology, absent)
+        except MpsError as error:
+            return Finding("MPS", Verdict.FAIL, absent.reason, str(error))
+        remedy = "install the driver's MPS tools, or set mesh.split = false"
+        return Finding("MPS", Verdict.WARN, f"{absent.reason}: {COST}", remedy)
+    if (pipe := running(os.environ)) is not None:
+        remedy = f"start joins it; for one of its own, end this one: echo quit | {CONTROL}"
+        return Finding("MPS", Verdict.NOTE, f"a daemon of yours runs at {pipe}", remedy)
+    return Finding("MPS", Verdict.OK, "installed; start runs a daemon of its own")
 
 
 def allocator_finding(environment: Mapping[str, str]) -> Finding:

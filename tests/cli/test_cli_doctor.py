@@ -154,12 +154,17 @@ def test_a_machine_with_cards_is_looked_through(tools, tmp_path, monkeypatch):
     tools("nvidia-smi", f'case "$1" in --query*) /bin/cat {tmp_path}/gpus ;; *) /bin/cat {tmp_path}/topo ;; esac')
     found = verdicts(gpu_findings(parse(CUDA)))
     assert found["GPUs"] is found["driver"] is found["wiring"] is found["NUMA"] is Verdict.OK
-    assert found["MPS"] is Verdict.WARN  # split, and it is not installed
+    assert found["MPS"] is Verdict.FAIL  # split over several cards, and it is not installed
+    assert 'engine.mps = "off"' in mps_finding(parse(CUDA)).remedy
+    alone = mps_finding(parse('[engine]\ndevice = "cuda"\n'))
+    assert alone.verdict is Verdict.WARN
+    assert "take turns" in alone.found
     tools("nvidia-cuda-mps-control", "")
-    assert mps_finding(needed=True).verdict is Verdict.OK
+    tools("nvidia-cuda-mps-server", "")
+    assert mps_finding(parse(CUDA)).verdict is Verdict.OK
     (tmp_path / "mps").mkdir()
     (tmp_path / "mps" / "control").touch()
-    assert mps_finding(needed=True).verdict is Verdict.WARN
+    assert mps_finding(parse(CUDA)).verdict is Verdict.NOTE
 
 
 def test_a_driver_tool_that_fails_or_hangs_is_quoted(tools, monkeypatch):
