@@ -74,7 +74,9 @@ class Sampling(Part, frozen=True):
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    logit_bias: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=1024)] = ()
+    logit_bias: Annotated[
+        tuple[tuple[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]], ...], Meta(max_length=1024)
+    ] = ()
     allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=4096)] = ()
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=256)] = ()
     min_tokens: TokenCount = 0
@@ -416,7 +418,7 @@ class StepFault(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """actor -> supervisor: the process runs; ``step`` is what it does next."""
+    """actor -> supervisor: the process runs."""
 
     actor: ActorName
     epoch: Epoch

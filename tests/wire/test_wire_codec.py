@@ -1,3 +1,4 @@
+import math
 from array import array
 
 import msgspec
@@ -169,3 +170,11 @@ def test_token_arrays_refuse_what_is_no_run_of_ids():
         TokenArray.of([1 << 31])
     assert issubclass(WireError, ValueError)
     assert issubclass(Stop, Message)
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(Sampling), ids=lambda field: field.name)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_setting_of_a_draw_is_anything_but_a_finite_number(field, value):
+    one = ((1, value),) if field.name == "logit_bias" else value
+    with pytest.raises(WireError):
+        WHOLE.decode(encode(submit(sampling=msgspec.structs.replace(Sampling(), **{field.name: one}))))
