@@ -142,16 +142,21 @@ class _Rotating:
         return self._directory / (f"{self._name}.{number}.jsonl" if number else f"{self._name}.jsonl")
 
     def _open(self) -> int:
-        descriptor = os.open(self._path(0), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # Where others may write too, a link of theirs must not lead our lines into another file.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self._path(0), flags, 0o600)
         self._size = os.fstat(descriptor).st_size
         return descriptor
 
     def _rotate(self) -> None:
-        for number in range(self._files - 1, -1, -1):
-            if self._path(number).exists():
-                self._path(number).replace(self._path(number + 1))
-        os.close(self._fd)
-        self._fd = self._open()
+        # A rotation that failed half-way has moved the files already: only opening is left to be tried again.
+        if self._path(0).exists():
+            for number in range(self._files - 1, -1, -1):
+                if self._path(number).exists():
+                    self._path(number).replace(self._path(number + 1))
+        # The old descriptor is let go last: its number may belong to a socket as soon as it is closed.
+        old, self._fd = self._fd, self._open()
+        os.close(old)
 
 
 class ListTrace:

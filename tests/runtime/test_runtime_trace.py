@@ -1,5 +1,6 @@
 import threading
 import time
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -136,3 +137,31 @@ def test_an_event_costs_microseconds(open_trace):
         best = min(best, (time.perf_counter() - began) / 200)
         trace.flush()
     assert best < 20e-6
+
+
+def test_a_rotation_that_fails_writes_into_no_file_but_its_own(open_trace, tmp_path, monkeypatch):
+    trace = open_trace(max_bytes=1000, files=2)
+    trace.event("before", text="x" * 900)
+    trace.flush()
+    with monkeypatch.context() as broken:
+        broken.setattr(module.os, "open", Mock(side_effect=OSError(24, "Too many open files")))
+        for _ in range(3):
+            trace.event("lost", text="x" * 900)
+            trace.flush()
+    with (tmp_path / "other").open("w+b") as other:
+        trace.event("after")
+        trace.flush()
+        assert other.read() == b""
+    assert [line["event"] for line in lines(tmp_path)] == ["trace.lost", "after"]
+    assert [line["event"] for line in lines(tmp_path, "group-0.1.jsonl")] == ["before"]
+    assert not (tmp_path / "trace" / "group-0.2.jsonl").exists()
+
+
+def test_a_link_in_the_place_of_a_trace_is_not_followed(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "group-0.jsonl").symlink_to(mine)
+    with pytest.raises(OSError, match="symbolic links"):
+        FileTrace(tmp_path / "trace", "group-0", 0)
+    assert mine.read_text() == "precious"
