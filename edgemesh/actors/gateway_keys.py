@@ -39,16 +39,21 @@ class ApiKeys:
 
 
 def read_keys(path: str, environment: str) -> ApiKeys:
-    """Keys of a file (one a line; ``#`` begins a comment) and of the environment. Raises ``OSError``, ``ValueError``."""
+    """Keys of a file (one a line; a line that begins with ``#`` is a comment) and of the environment.
+
+    Raises ``OSError``, and ``ValueError`` where keys are asked for and there is none: that must not let everyone in.
+    """
     keys = [key.strip() for key in environment.split(",") if key.strip()]
+    if environment.strip() and not keys:
+        message = f"{ENVIRONMENT} is set and holds no API key"
+        raise ValueError(message)
     if path:
         with Path(path).expanduser().open(encoding="utf-8") as file:
             text = file.read(MAX_KEYS_BYTES + 1)
         if len(text) > MAX_KEYS_BYTES:
             message = f"{path} is larger than {MAX_KEYS_BYTES} bytes"
             raise ValueError(message)
-        lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
-        found = [line for line in lines if line]
+        found = [line for each in text.splitlines() if (line := each.strip()) and not line.startswith("#")]
         if not found:
             message = f"{path} holds no API key"
             raise ValueError(message)

@@ -6,6 +6,7 @@ share a port, each leaves its text in a directory every second, so that whicheve
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
@@ -73,13 +74,14 @@ class Metrics:
         self._cached.inc(cached_tokens)
 
     def share(self) -> None:
-        """Leave this process's part where the others find it, once a second."""
+        """Leave this process's part where the others find it, once a second; on a full disk the last one stays."""
         if self._shared is None or monotonic() < self._share_due_s:
             return
         self._share_due_s = monotonic() + SHARE_S
         fresh = self._shared / f".{self._gateway}"
-        fresh.write_bytes(generate_latest(self.registry))
-        fresh.replace(self._shared / f"{self._gateway}{SUFFIX}")
+        with contextlib.suppress(OSError):
+            fresh.write_bytes(generate_latest(self.registry))
+            fresh.replace(self._shared / f"{self._gateway}{SUFFIX}")
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it; what others left included."""

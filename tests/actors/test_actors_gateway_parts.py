@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from unittest.mock import Mock
 
 import pytest
 import uvicorn
@@ -118,6 +119,21 @@ def test_merged_metrics_are_one_text_that_prometheus_reads(tmp_path):
     assert merge([alone]) == alone
 
 
+def test_a_disk_that_takes_no_metrics_stops_nobody(tmp_path, monkeypatch):
+    one, other = (Metrics(f"gateway-{index}", tmp_path / "metrics") for index in range(2))
+    one.generated(1)
+    one.share()
+    one.generated(1)
+    monkeypatch.setattr("edgemesh.actors.gateway_metrics.SHARE_S", 0.0)
+    monkeypatch.setattr(one, "_share_due_s", 0.0)
+    with monkeypatch.context() as full:
+        full.setattr("pathlib.Path.write_bytes", Mock(side_effect=OSError(28, "No space left on device")))
+        one.share()
+    assert b'edgemesh_generated_tokens_total{gateway="gateway-0"} 1.0' in other.text()
+    one.share()
+    assert b'edgemesh_generated_tokens_total{gateway="gateway-0"} 2.0' in other.text()
+
+
 KEYS = st.lists(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1), min_size=1, max_size=4)
 
 
@@ -133,12 +149,19 @@ def test_only_the_keys_pass(keys, other):
         assert caught.value.status == 401
 
 
-def test_without_keys_everyone_passes_and_an_empty_file_is_an_error(tmp_path):
+def test_without_keys_everyone_passes_and_keys_that_are_none_are_an_error(tmp_path):
     assert ApiKeys().check(b"") == ""
-    assert read_keys("", " , ").check(b"") == ""
+    assert read_keys("", " ").check(b"") == ""
+    with pytest.raises(ValueError, match="EDGEMESH_API_KEYS is set and holds no API key"):
+        read_keys("", " , ")
     path = tmp_path / "keys"
-    path.write_text("# none\n\n")
+    path.write_text("# none\n\n  # nor here\n")
     with pytest.raises(ValueError, match="holds no API key"):
         read_keys(str(path), "")
+    path.write_text("  # whose it is\n\tone \ntwo\n")
+    for header in (b"Bearer # whose it is", b"Bearer on", b"Bearer"):
+        with pytest.raises(ApiError):
+            read_keys(str(path), "").check(header)
+    assert read_keys(str(path), "").check(b"Bearer one") != read_keys(str(path), "").check(b"Bearer two")
     with pytest.raises(OSError, match="missing"):
         read_keys(str(tmp_path / "missing"), "")
