@@ -16,6 +16,7 @@ from edgemesh.cli.doctor_machine import GIB, Finding, Verdict
 from edgemesh.runtime.cards import COST, MpsError, refuse, wanted
 from edgemesh.runtime.mps import CONTROL, SERVER, Absent, running
 from edgemesh.topology import Topology
+from edgemesh.topology.machine import unshareable
 
 FIELDS: Final = (
     "index",
@@ -227,10 +228,9 @@ def mps_finding(topology: Topology) -> Finding:
 
 def allocator_finding(environment: Mapping[str, str]) -> Finding:
     """``expandable_segments`` makes memory that cannot be shared between processes."""
-    for key in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        if re.search(r"expandable_segments\s*:\s*true", environment.get(key, ""), re.IGNORECASE):
-            remedy = f"unset it: unset {key}"
-            return Finding("allocator", Verdict.FAIL, f"{key}={environment[key]}: such memory cannot be shared", remedy)
+    if fault := unshareable(environment):
+        found, _, remedy = fault.rpartition("; ")
+        return Finding("allocator", Verdict.FAIL, found, remedy)
     return Finding("allocator", Verdict.OK, "memory can be shared between processes")
 
 

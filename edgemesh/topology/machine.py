@@ -1,13 +1,20 @@
 """What the operating system has to say about a topology, asked before anything starts."""
 
 import os
+import re
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from edgemesh.topology.config import Topology
 from edgemesh.topology.derivation import derive, rank_hosts
+
+ALLOCATOR_KEYS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Where torch reads its allocator's settings; the second is the newer name."""
+
+_EXPANDABLE: Final = re.compile(r"expandable_segments\s*:\s*true", re.IGNORECASE)
 
 
 def preflight(topology: Topology, run_dir: str = "", host: int = 0, devices: Path = Path("/dev")) -> list[str]:
@@ -16,6 +23,8 @@ def preflight(topology: Topology, run_dir: str = "", host: int = 0, devices: Pat
     ``devices`` is where the kernel shows its GPUs.
     """
     problems = [*_model(topology), *_directories(topology, run_dir), *_cards(topology, host, devices)]
+    if topology.engine.device == "cuda" and (fault := unshareable(os.environ)):
+        problems.append(fault)
     if host == 0:
         problems += [*_gateway(topology)]
     problems += [*_ports(topology, host)]
@@ -74,6 +83,14 @@ def _cards(topology: Topology, host: int, devices: Path) -> Iterator[str]:
             f'engine.device = "cuda": this machine has {found} NVIDIA GPU{"" if found == 1 else "s"} and would run {ranks}'
             f' rank{"" if ranks == 1 else "s"} of a plane, one per GPU; lower mesh.tp and mesh.dp, or set engine.device = "cpu"'
         )
+
+
+def unshareable(environment: Mapping[str, str]) -> str:
+    """What is set that makes torch allocate memory which other processes cannot open, with the remedy; or nothing."""
+    for key in ALLOCATOR_KEYS:
+        if _EXPANDABLE.search(environment.get(key, "")):
+            return f"{key}={environment[key]}: expandable segments cannot be shared between processes; unset {key}"
+    return ""
 
 
 def _directories(topology: Topology, run_dir: str) -> Iterator[str]:

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from edgemesh.topology import Engine, Gateway, MeshShape, Model, Topology, Trace, preflight, resolve
+from edgemesh.topology import Engine, Gateway, MeshShape, Model, Topology, Trace, parse, preflight, resolve
 
 
 @pytest.fixture
@@ -78,3 +78,11 @@ def test_cards_are_counted_for_the_ranks_of_one_host(tmp_path):
     (tmp_path / "keys").mkdir(mode=0o700)
     assert "would run 2 ranks" in preflight(topology, host=0, devices=tmp_path)[0]
     assert preflight(topology, host=1, devices=tmp_path) == []
+
+
+def test_memory_that_cannot_be_shared_is_refused_on_cards_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    (tmp_path / "nvidia0").touch()
+    problems = preflight(parse('[gateway]\nport = 0\n[engine]\ndevice = "cuda"\n'), devices=tmp_path)
+    assert [problem.endswith("unset PYTORCH_CUDA_ALLOC_CONF") for problem in problems] == [True]
+    assert preflight(parse("[gateway]\nport = 0\n"), devices=tmp_path) == []

@@ -1,18 +1,13 @@
 """Which card a rank uses, and what must hold of a process before it touches one."""
 
-import re
 from collections.abc import Mapping
-from typing import Final
 
 import torch
 
 from edgemesh.engine.memory import MemoryFault
 from edgemesh.topology import Mesh
+from edgemesh.topology.machine import unshareable
 from edgemesh.wire.ids import Role
-
-ALLOCATOR_KEYS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-
-_EXPANDABLE: Final = re.compile(r"expandable_segments\s*:\s*true", re.IGNORECASE)
 
 
 def ranks_on(mesh: Mesh, host: int) -> list[int]:
@@ -28,10 +23,8 @@ def device_of(mesh: Mesh, rank: int) -> int:
 
 def check_allocator(environment: Mapping[str, str]) -> None:
     """Raise ``MemoryFault`` if torch was told to allocate memory that other processes cannot open."""
-    for key in ALLOCATOR_KEYS:
-        if _EXPANDABLE.search(environment.get(key, "")):
-            message = f"{key}={environment[key]}: expandable segments cannot be shared between processes; unset {key}"
-            raise MemoryFault(message)
+    if fault := unshareable(environment):
+        raise MemoryFault(fault)
 
 
 def check_devices(needed: int) -> None:

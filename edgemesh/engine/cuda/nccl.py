@@ -164,6 +164,7 @@ def maker(
             torch.cuda.set_device(device)  # which is each thread's own
             backend = NcclBackend(name, rank, size, PrefixStore(prefixes[name], store), device, channels)
             backend.prove()
+            torch.cuda.empty_cache()  # what was added to prove it
             return backend
 
         what = f"the communicator of group {name!r} ({size} ranks, {plane} plane)"
