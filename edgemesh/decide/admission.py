@@ -3,6 +3,7 @@
 Prefill admits only what decode can carry: a slot for each admitted request, and after the new one's pages there must be room for
 every running row to grow. Otherwise prefill would fill the pool, decode would preempt, and both would look busy while
 nothing is finished. A preempted request comes back only when all that it may ever need fits, so none is preempted for ever.
+One that waits for its own client makes way for those that wait for pages or a slot.
 """
 
 from edgemesh.decide.request import Event, Sequence, State
@@ -48,6 +49,22 @@ def _fit(state: GroupState, sequence: Sequence) -> bool:
     if not sequence.life:
         sequence.cached = sequence.planned
     return True
+
+
+def parkable(state: GroupState) -> list[Sequence]:
+    """Paused requests that hold what the next one in the queue waits for; none while pages are on their way back."""
+    full = len(state.admitted) >= state.config.slots
+    short = state.blocked is not None and state.blocked[1:] == (state.pages.free, len(state.admitted))
+    if state.wasted or not state.queue or not (full or short):
+        return []
+    return [each for each in state.paused if each.state is not State.WAITING]
+
+
+def make_way(state: GroupState, now_ns: int) -> None:
+    """Preempt the request whose client has not read for longest, if it is long enough and someone waits for its place."""
+    longest = min(parkable(state), key=lambda each: each.paused_ns, default=None)
+    if longest is not None and now_ns - longest.paused_ns >= state.config.park_ns:
+        state.preempt(longest)
 
 
 def growth(state: GroupState) -> int:

@@ -4,6 +4,7 @@ Events change the state; ``advance`` then commits what can run next, and ``effec
 pieces: ``admission`` (who gets pages), ``planning`` (what a step runs), ``results`` (what a step changes).
 """
 
+from edgemesh.decide.admission import make_way, parkable
 from edgemesh.decide.planning import plan
 from edgemesh.decide.request import Sequence
 from edgemesh.decide.results import apply
@@ -95,8 +96,7 @@ class Scheduler:
         if sequence is not None and sequence.submit.attempt == credit.attempt:
             sequence.credit = max(sequence.credit, credit.upto)
             if sequence.out + sequence.flying < sequence.credit:
-                self.state.paused.pop(sequence, None)
-                sequence.paused_ns = 0
+                self.state.resume(sequence)
 
     # --- steps ---
 
@@ -138,6 +138,7 @@ class Scheduler:
     def advance(self, now_ns: int) -> None:
         """Commit the next step of every plane that has room for one, and say what each would run."""
         self._expire(now_ns)
+        make_way(self.state, now_ns)
         for plane, pipeline in self.state.pipelines.items():
             if pipeline.open:
                 pipeline.committed = plan(self.state, plane, now_ns)
@@ -161,7 +162,9 @@ class Scheduler:
 
     def deadline(self) -> int | None:
         """When ``advance`` must be called though nothing happens."""
-        return min((each.paused_ns + self.config.pause_ns for each in self.state.paused), default=None)
+        ends = [each.paused_ns + self.config.pause_ns for each in self.state.paused]
+        parks = [each.paused_ns + self.config.park_ns for each in parkable(self.state)]
+        return min(ends + parks, default=None)
 
     @property
     def busy(self) -> bool:

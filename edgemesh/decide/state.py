@@ -23,7 +23,8 @@ class Config:
     """The numbers a group plans by.
 
     ``pages`` counts scratch page 0; ``slots`` bounds admitted requests and decode rows; ``chunk_tokens`` one step's prompt
-    tokens; ``reserve_tokens`` is what each running row may still grow by before anyone new is admitted.
+    tokens; ``reserve_tokens`` is what each running row may still grow by before anyone new is admitted. A request whose
+    client does not read keeps its pages from those that wait for ``park_ns``, and ends after ``pause_ns``.
     """
 
     group: int
@@ -39,6 +40,7 @@ class Config:
     quantum_tokens: int
     age_ns: int
     pause_ns: int
+    park_ns: int = 1_000_000_000
     prefix_cache: bool = True
     depth: int = 2
     graphs: bool = False
@@ -66,7 +68,8 @@ class GroupState:
     """The sole owner of one group's requests and pages.
 
     ``live`` are all requests not ended, ``admitted`` those that hold pages (oldest first), ``ready`` those that wait to join
-    the batch, ``rows`` the batch by slot. ``wasted`` pages belong to no one until the steps that name them are done.
+    the batch, ``rows`` the batch by slot, ``paused`` those whose client must read first: a preempted one of them stays out
+    of the queue until then. ``wasted`` pages belong to no one until the steps that name them are done.
     """
 
     def __init__(self, config: Config) -> None:
@@ -142,14 +145,26 @@ class GroupState:
 
     def preempt(self, sequence: Sequence) -> None:
         """Send an admitted request back to the head of the queue; its tokens will be computed again."""
+        paused = sequence in self.paused
         self.vacate(sequence)
         sequence.move(Event.PREEMPTED)
-        self.queue.give_back(sequence)
+        if paused:
+            self.paused[sequence] = None
+        else:
+            self.queue.give_back(sequence)
         self.effects.note("request.preempted", request=sequence.submit.request, tokens=len(sequence.tokens))
+
+    def resume(self, sequence: Sequence) -> None:
+        """The client of a paused request reads on."""
+        if sequence in self.paused:
+            del self.paused[sequence]
+            sequence.paused_ns = 0
+            if sequence.state is State.WAITING:
+                self.queue.give_back(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """Forget a request, in whatever state it is."""
-        if sequence.state is State.WAITING:
+        if sequence.state is State.WAITING and sequence not in self.paused:
             self.queue.remove(sequence)
         self.vacate(sequence)
         sequence.move(Event.ENDED)

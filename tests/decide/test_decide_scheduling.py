@@ -129,7 +129,7 @@ class Ranks:
 class World:
     """One group, its ranks and its gateway, driven by a seeded random order of everything that may happen."""
 
-    def __init__(self, seed: int, planes, pages: int, slots: int, *, peers: bool, prefix: bool) -> None:
+    def __init__(self, seed: int, planes, pages: int, slots: int, *, peers: bool, prefix: bool, park_ns=10**6) -> None:
         self.rng = random.Random(seed)
         self.config = Config(
             group=0,
@@ -145,6 +145,7 @@ class World:
             quantum_tokens=8,
             age_ns=500,
             pause_ns=10**6,
+            park_ns=park_ns,
             prefix_cache=prefix,
         )
         self.scheduler = Scheduler(self.config)
@@ -235,9 +236,12 @@ PLANES = st.sampled_from([(Plane.PREFILL, Plane.DECODE), (Plane.MIXED,)])
     slots=st.integers(1, 6),
     peers=st.booleans(),
     prefix=st.booleans(),
+    park_ns=st.sampled_from([0, 5, 10**6]),
 )
-def test_every_stream_gets_exactly_its_own_tokens_and_every_page_comes_back(seed, planes, pages, slots, peers, prefix):
-    world = World(seed, planes, pages, slots, peers=peers, prefix=prefix)
+def test_every_stream_gets_exactly_its_own_tokens_and_every_page_comes_back(
+    seed, planes, pages, slots, peers, prefix, park_ns
+):
+    world = World(seed, planes, pages, slots, peers=peers, prefix=prefix, park_ns=park_ns)
     rng = world.rng
     common = [rng.randrange(VOCAB) for _ in range(12)]
     cancelled = set()
@@ -293,7 +297,7 @@ def test_every_stream_gets_exactly_its_own_tokens_and_every_page_comes_back(seed
 
 
 def scripted(planes=(Plane.PREFILL, Plane.DECODE), pages=40, slots=4, **options) -> World:
-    world = World(1, planes, pages, slots, peers=False, prefix=options.pop("prefix", True))
+    world = World(1, planes, pages, slots, peers=False, prefix=options.pop("prefix", True), **options)
     world.rng.random = lambda: 1.0  # every draw is accepted
     return world
 
@@ -322,6 +326,56 @@ def test_a_request_larger_than_the_pool_is_refused_and_hurts_no_one():
     world.finish()
     assert world.ends["big"].code == "context_length_exceeded"
     assert world.got["small"] == stream(world.submits["small"])[0]
+
+
+@pytest.mark.parametrize("planes", [(Plane.PREFILL, Plane.DECODE), (Plane.MIXED,)])
+@pytest.mark.parametrize(("pages", "slots"), [(9, 4), (40, 2)])
+def test_clients_that_do_not_read_keep_their_place_from_nobody(planes, pages, slots):
+    world = scripted(planes, pages, slots, park_ns=20)
+    for number in range(2):  # together they hold all pages, or all slots
+        ask(world, f"slow{number}", [number] * 12, 10, credit=4)
+    for _ in range(60):
+        world.step()
+    assert [len(world.got[f"slow{number}"]) for number in range(2)] == [4, 4]
+    held = set(world.scheduler.state.admitted)
+    assert len(held) == 2, "who is in nobody's way keeps what it has"
+    ask(world, "other", [7] * 10, 3)
+    due = world.scheduler.deadline
+    for _ in range(60):
+        world.step()
+    assert world.ends["other"] is Finish.LENGTH
+    assert world.got["other"] == stream(world.submits["other"])[0]
+    assert due() is not None
+    assert due() > world.now, "nothing is left to be done at once"
+    for number in range(2):
+        world.scheduler.credit(Credit(0, f"slow{number}", 0, 100))
+    world.finish()
+    for number in range(2):
+        assert world.got[f"slow{number}"] == stream(world.submits[f"slow{number}"])[0]
+    assert world.scheduler.state.pages.free == world.scheduler.state.pages.usable
+
+
+@pytest.mark.parametrize("end", ["cancel", "deadline", "gateway"])
+def test_a_parked_request_ends_as_any_other(end):
+    world = scripted(slots=1, park_ns=5)
+    ask(world, "slow", [1, 2, 3], 10, credit=2)
+    for _ in range(30):
+        world.step()
+    ask(world, "other", [7] * 10, 30)
+    while not world.got["other"]:
+        world.step()
+    (parked,) = world.scheduler.state.paused
+    assert not parked.pages
+    if end == "cancel":
+        world.scheduler.cancel(Cancel(0, "slow", 0))
+    elif end == "gateway":
+        world.scheduler.abort_gateway(0)
+    else:
+        world.now += world.config.pause_ns
+    world.finish()
+    assert len(world.got["slow"]) == 2
+    assert ("slow" in world.ends) == (end == "deadline")
+    assert not world.scheduler.state.paused
 
 
 def test_a_cancel_before_its_request_is_remembered_once():
