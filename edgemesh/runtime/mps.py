@@ -59,21 +59,24 @@ def start(run_dir: Path, environment: Mapping[str, str]) -> Mps | Absent:
     for directory in (pipe, log):
         directory.mkdir(mode=0o700)
     own = daemon_environment(environment, pipe, log)
+    # A file, since a pipe would stay open for as long as the daemon lives.
+    said = log / "start.log"
     try:
-        done = subprocess.run(  # noqa: S603 - the driver's tool, found on the path, with fixed arguments
-            [tool, "-d"],
-            env=own,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_S,
-            check=False,
-        )
+        with said.open("wb") as output:
+            done = subprocess.run(  # noqa: S603 - the driver's tool, found on the path, with fixed arguments
+                [tool, "-d"],
+                env=own,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=ANSWER_S,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Absent(f"{tool} cannot be started: {error}")
     if done.returncode:
-        said = (done.stdout + done.stderr).strip()[-300:]
-        return Absent(f"{tool} -d exited with code {done.returncode}: {said or 'it said nothing'}")
+        words = said.read_text(encoding="utf-8", errors="replace").strip()[-300:]
+        return Absent(f"{tool} -d exited with code {done.returncode}: {words or 'it said nothing'}")
     end = time.monotonic() + ANSWER_S
     while command("get_server_list", pipe, environment) is None:
         if time.monotonic() > end:
