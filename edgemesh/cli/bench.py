@@ -13,11 +13,14 @@ from msgspec import Struct
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from edgemesh.bench import prompts
 from edgemesh.bench.client import target as read_target
 from edgemesh.bench.load import Load, drive, model_of
 from edgemesh.bench.statistics import Call, Spread, Summary, summarise
+from edgemesh.cli.errors import fail
+from edgemesh.inspect.escape import plain
 
 app = typer.Typer(help="Measure a mesh, or any OpenAI endpoint.", no_args_is_help=True, rich_markup_mode=None)
 console = Console()
@@ -66,9 +69,9 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     load = Load(requests, concurrency, rate, warmup)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"{shape.model}, {concurrency} at once", total=requests)
+        task = progress.add_task(f"{plain(shape.model)}, {concurrency} at once", total=requests)
         calls = drive(target, shape, load, lambda _: progress.advance(task))
     summary = summarise(calls)
     show(summary, f"{shape.model}: {input_len} in, {output_len} out, {_manner(load)}")
@@ -76,8 +79,8 @@ def serve(
         json.write_bytes(msgspec.json.format(msgspec.json.encode(_report(url, shape, load, summary, calls))))
     if summary.failed:
         first = next(call.error for call in calls if call.error)
-        console.print(f"[red]{summary.failed} of {len(calls)} requests failed[/red]; the first: {first}", markup=True)
-        raise typer.Exit(1)
+        message = f"{summary.failed} of {len(calls)} requests failed; the first: {first}"
+        raise fail(message)
 
 
 @app.command()
@@ -136,7 +139,7 @@ def demo(
 
 def show(summary: Summary, title: str) -> None:
     """Print a load's summary."""
-    table = Table(title=title, show_header=True)
+    table = Table(title=Text(plain(title)), show_header=True)
     for name in ("", "mean", "p50", "p90", "p99", "max"):
         table.add_column(name, justify="right" if name else "left")
     spreads = {"TTFT ms": summary.ttft_ms, "ITL ms": summary.itl_ms, "TPOT ms": summary.tpot_ms}

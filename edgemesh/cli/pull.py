@@ -12,7 +12,9 @@ from typing import Annotated, Final
 import msgspec
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from edgemesh.cli.errors import fail
 from edgemesh.engine.locate import CATALOGUE, HUB_PATTERNS, is_hub_id, locate, models_dir, staged, write_files
 from edgemesh.engine.shape import ModelError
 
@@ -46,9 +48,8 @@ def pull(
     try:
         directory = fetch(model, console)
     except (PullError, ModelError, OSError) as error:
-        console.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
-    console.print(f"[green]{model}[/] is at {directory}", highlight=False, soft_wrap=True)
+        raise fail(str(error)) from error
+    console.print(Text(model, style="green") + Text(f" is at {directory}", style=""), soft_wrap=True)
 
 
 def fetch(model: str, console: Console) -> Path:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgemesh.decide.supervision import Note, Stage, Supervision
+from edgemesh.inspect.escape import plain
 from edgemesh.wire.ids import Role
 
 BAR: Final = 32
@@ -151,7 +152,7 @@ def failure(reason: str, log: Path) -> str:
     """The reason, and the last line that the culprit wrote, if any."""
     last = last_line(log)
     hint = " If nobody did that, the kernel did, for want of memory." if "killed by SIGKILL" in reason else ""
-    return f"{reason}.{hint}" + (f" Its last line in {log}: {last}" if last else "")
+    return f"{plain(reason)}.{hint}" + (f" Its last line in {log}: {last}" if last else "")
 
 
 def last_line(log: Path) -> str:
@@ -162,4 +163,4 @@ def last_line(log: Path) -> str:
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return lines[-1][:500] if lines else ""
+    return plain(lines[-1][:500]) if lines else ""

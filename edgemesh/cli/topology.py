@@ -7,7 +7,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from edgemesh.cli.errors import complain, fail
 from edgemesh.topology import Mesh, Topology, TopologyError, derive, load, preflight
 from edgemesh.topology.budget import check_budget, read_numbers
 from edgemesh.topology.draw import headline, mermaid, svg
@@ -42,7 +44,7 @@ def check(
     if machine:
         problems += preflight(topology)
     console = Console()
-    console.print(f"[bold]{file}[/]: {headline(mesh)}", highlight=False, soft_wrap=True)
+    console.print(_title(file, mesh), soft_wrap=True)
     if not problems:
         proof = "no link with request or step data reaches two groups"
         console.print(f"{len(mesh.actors)} actors, {len(mesh.links)} links; {proof}.", highlight=False, soft_wrap=True)
@@ -51,7 +53,7 @@ def check(
     except TopologyError as error:
         problems.append(str(error))
     for problem in problems:
-        Console(stderr=True).print(f"[red]problem:[/] {problem}", highlight=False, soft_wrap=True)
+        complain("problem", problem)
     if problems:
         raise typer.Exit(1)
 
@@ -94,9 +96,13 @@ def show(
     if as_mermaid or svg_file is not None:
         return
     console = Console()
-    console.print(f"[bold]{file}[/]: {headline(mesh)}", highlight=False, soft_wrap=True)
+    console.print(_title(file, mesh), soft_wrap=True)
     console.print(_actors(mesh))
     console.print(_links(mesh))
+
+
+def _title(file: str, mesh: Mesh) -> Text:
+    return Text(file, style="bold") + Text(f": {headline(mesh)}", style="")
 
 
 def _actors(mesh: Mesh) -> Table:
@@ -163,5 +169,4 @@ def _mesh(file: str, overrides: list[str] | None) -> tuple[Topology, Mesh]:
         topology = load(file, overrides or ())
         return topology, derive(topology, RUN_DIR)
     except TopologyError as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+        raise fail(str(error), 2) from error

@@ -21,6 +21,7 @@ from edgemesh.cli.trace_output import (
 )
 from edgemesh.inspect import blame as blaming
 from edgemesh.inspect import exports, follow, page, queries, sql, terminal, waterfall
+from edgemesh.inspect.escape import plain
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
@@ -68,7 +69,7 @@ def show(
         if html is not None:
             with replacing(html) as out:
                 out.write(page.render(timeline).encode())
-            print(f"{html}: the timeline of {terminal.plain(timeline.request)}. Open it in a browser.")
+            print(f"{html}: the timeline of {plain(timeline.request)}. Open it in a browser.")
         elif as_json:
             print_json(timeline)
         else:

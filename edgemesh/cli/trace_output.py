@@ -10,9 +10,9 @@ from typing import IO, Any, Final, NoReturn
 
 import duckdb
 import msgspec
-import typer
 from rich.console import Console, RenderableType
 
+from edgemesh.cli import errors
 from edgemesh.inspect.facts import Timeline
 from edgemesh.inspect.store import TraceError, newest_trace, open_trace
 from edgemesh.inspect.terminal import decode_ns, prefill_ns, queued_ns
@@ -24,8 +24,7 @@ PIPE_WIDTH: Final = 160
 
 def fail(message: str) -> NoReturn:
     """End with one paragraph on stderr."""
-    Console(stderr=True, highlight=False).print(message, style="red", markup=False)
-    raise typer.Exit(1)
+    raise errors.fail(message)
 
 
 def trace_directory(directory: Path | None) -> Path:
@@ -39,9 +38,9 @@ def trace_directory(directory: Path | None) -> Path:
             f"No run has left a trace in {runs}. Start a mesh (`edgemesh start`) and send it a request, "
             "or name a run's trace directory with --dir."
         )
-    errors = Console(stderr=True, highlight=False)
-    if errors.is_terminal:
-        errors.print(f"the newest run: {newest}", style="dim", markup=False)
+    beside = Console(stderr=True, highlight=False)
+    if beside.is_terminal:
+        beside.print(f"the newest run: {newest}", style="dim", markup=False)
     return newest
 
 

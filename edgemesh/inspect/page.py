@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
+from edgemesh.inspect.escape import plain
 from edgemesh.inspect.facts import Category, Span, Tick, Timeline
-from edgemesh.inspect.terminal import count, counted, duration, plain
+from edgemesh.inspect.terminal import count, counted, duration
 from edgemesh.inspect.timeline import reason
 from edgemesh.inspect.waterfall import Row, rows, shortened
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgemesh.inspect.blame import Blame
+from edgemesh.inspect.escape import plain
 from edgemesh.inspect.facts import Category, Tick, Timeline
 from edgemesh.inspect.queries import PlaneStats, parent
 from edgemesh.inspect.sql import Answer
@@ -51,12 +52,6 @@ TEXT_WIDTH: Final = 24
 
 DROPPED: Final = ("cached", "group", "output", "prompt", "queue", "prefill", "decode", "TTFT")
 """Columns of a request that a narrow terminal does without, in this order."""
-
-
-def plain(value: object) -> str:
-    """A text without control characters: those are written as escapes."""
-    text = str(value)
-    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def duration(ns: float | None) -> str:

@@ -9,8 +9,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from edgemesh.inspect.escape import plain
 from edgemesh.inspect.facts import Category, Span, Tick, Timeline
-from edgemesh.inspect.terminal import STYLES, add, count, counted, duration, plain, table, ticks_table
+from edgemesh.inspect.terminal import STYLES, add, count, counted, duration, table, ticks_table
 from edgemesh.inspect.timeline import ran, waited_for
 
 MAX_ROWS: Final = 24

@@ -90,3 +90,33 @@ def test_a_failure_quotes_the_culprits_last_line(tmp_path):
     assert failure("it died", log) == "it died."
     log.write_text("x" * 10_000 + "\nModuleNotFoundError: No module named 'torch'\n\n")
     assert failure("it died", log) == f"it died. Its last line in {log}: ModuleNotFoundError: No module named 'torch'"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pull", "{}"],
+        ["start", "--topology", "{}"],
+        ["start", "--model", "{}"],
+        ["doctor", "--set", "mesh.name={}"],
+        ["topology", "check", "{}"],
+        ["topology", "show", "demo", "--set", "model.{}=1"],
+        ["trace", "requests", "--dir", "{}"],
+        ["bench", "serve", "--url", "{}"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_words_from_elsewhere_are_neither_markup_nor_commands_to_the_terminal(arguments):
+    done = edgemesh(*(each.format("[/red]\x1b[31m[bold]") for each in arguments))
+    assert done.returncode in {1, 2}
+    assert "[/red]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_a_failure_is_one_paragraph_whatever_it_quotes(tmp_path):
+    log = tmp_path / "rank-0.log"
+    log.write_text("\x1b]0;mine\x07\x9b31m\n")
+    said = failure("it said \x1b[2J\nand more", log)
+    assert said.isprintable()
+    assert said.startswith("it said \\x1b[2J\\nand more. Its last line in ")

@@ -12,7 +12,8 @@ from synthetic_trace import TraceWriter, two_groups
 from typer.testing import CliRunner
 
 from edgemesh.cli.trace import app
-from edgemesh.inspect.terminal import duration, plain
+from edgemesh.inspect.escape import plain
+from edgemesh.inspect.terminal import duration
 
 
 def run(*arguments, width=140, state=None):
