@@ -31,13 +31,13 @@ ONE_SHOT_BYTES: Final = 1 << 16
 
 EPOCH_SHIFT: Final = 40
 
-_LOOKS: Final = 64
-"""Looks at a counter between two at the clock."""
-
 _YIELD_NS: Final = 2_000_000
-"""How long a waiting rank yields its core before it sleeps; peers in a long kernel must not share it with a poller."""
+"""How long a waiting rank yields its core between looks before it sleeps: a peer in a long kernel must not share its core with
+a poller."""
 
-_SLEEP_S: Final = 50e-6
+_LONGEST_SLEEP_S: Final = 1e-3
+_SLEEP_SHARE: Final = 16
+"""A sleep is this part of what was waited so far, so it adds little to a long wait and takes little from who computes."""
 
 
 def usable() -> bool:
@@ -65,14 +65,14 @@ class SharedBackend:
         self._stride = LINE_BYTES // 8
         self._peers = [each * self._stride for each in range(size) if each != rank]
         self._slots = region[HEADER_BYTES : HEADER_BYTES + 2 * size * slot].view(2, size, slot)
-        self._typed: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
+        self._typed: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
         self._number = epoch << EPOCH_SHIFT
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks; each sums everything itself if that is little."""
         flat = x.reshape(-1)
-        if x.nbytes <= ONE_SHOT_BYTES or self._size == 2:
-            return torch.cat([self._sum_piece(piece) for piece in self._pieces(flat)]).view_as(x)
+        if x.nbytes <= min(ONE_SHOT_BYTES, self._slots.shape[2]):
+            return self._exchange(flat)[:, : len(flat)].sum(0, dtype=torch.float32).to(x.dtype).view_as(x)
         shares = parts(len(flat), self._size)
         return self.all_gather(self.reduce_scatter(flat, shares), shares).view_as(x)
 
@@ -111,15 +111,14 @@ class SharedBackend:
 
     def gather(self, x: Tensor) -> Tensor:
         """``[size, ...]``, piece by piece."""
-        pieces = [self._exchange(piece)[:, : len(piece)].clone() for piece in self._pieces(x.reshape(-1))]
-        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)).view(self._size, *x.shape)
-
-    def _sum_piece(self, piece: Tensor) -> Tensor:
-        return self._exchange(piece)[:, : len(piece)].sum(0, dtype=torch.float32).to(piece.dtype)
-
-    def _pieces(self, flat: Tensor) -> Sequence[Tensor]:
-        step = self._slots.shape[2] // flat.element_size()
-        return [flat[at : at + step] for at in range(0, len(flat), step)]
+        flat = x.reshape(-1)
+        step = self._slots.shape[2] // x.element_size()
+        out = x.new_empty((self._size, *x.shape))
+        every = out.view(self._size, -1)
+        for at in range(0, len(flat), step):
+            piece = flat[at : at + step]
+            every[:, at : at + step] = self._exchange(piece)[:, : len(piece)]
+        return out
 
     def _rows(self, x: Tensor, width: int) -> int:
         """Rows of ``x`` that fit a slot."""
@@ -133,14 +132,14 @@ class SharedBackend:
 
     def _exchange(self, flat: Tensor) -> Tensor:
         """Publish ``flat``; once all have published theirs, ``[size, slot]`` to read until the next exchange."""
-        dtype = flat.dtype
-        typed = self._typed.get(dtype)
+        typed = self._typed.get(flat.dtype)
         if typed is None:
-            typed = self._typed[dtype] = (self._slots[0].view(dtype), self._slots[1].view(dtype))
+            views = [each.view(flat.dtype) for each in self._slots]
+            typed = self._typed[flat.dtype] = [(each, each[self._rank]) for each in views]
         self._number += 1
-        slots = typed[self._number & 1]
+        slots, mine = typed[self._number & 1]
         if len(flat):
-            slots[self._rank, : len(flat)].copy_(flat)
+            mine[: len(flat)].copy_(flat)
         self._counters[self._rank * self._stride] = self._number
         for peer in self._peers:
             if self._counters[peer] < self._number:
@@ -151,13 +150,12 @@ class SharedBackend:
         """Yield the core, later sleep, until a peer's counter is there."""
         counters, number = self._counters, self._number
         began = time.monotonic_ns()
-        while True:
-            for _ in range(_LOOKS):
+        while counters[peer] < number:
+            waited = time.monotonic_ns() - began
+            if waited < _YIELD_NS:
                 os.sched_yield()
-                if counters[peer] >= number:
-                    return
-            if self._deadline.passed:
+            elif self._deadline.passed:
                 late = [each for each in range(self._size) if counters[each * self._stride] < number]
                 raise CollectiveTimeoutError(self._name, late)
-            if time.monotonic_ns() - began > _YIELD_NS:
-                time.sleep(_SLEEP_S)
+            else:
+                time.sleep(min(_LONGEST_SLEEP_S, waited / _SLEEP_SHARE / 1e9))
