@@ -241,7 +241,7 @@ def _equal(counts: Sequence[int]) -> bool:
 
 def _process_group_class() -> Any:  # noqa: ANN401 - a build of torch without NCCL has no such class
     try:
-        from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415
+        from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 - not every build has it
     except ImportError as error:
         message = f"torch {torch.__version__} was built without NCCL, and ranks on several cards need it"
         raise CommunicatorError(message) from error
