@@ -142,6 +142,7 @@ class GroupActor:
                 age_ns=topology.group.age_ns,
                 pause_ns=int(topology.group.credit_deadline_s * 1e9),
                 prefix_cache=topology.group.prefix_cache,
+                graphs=topology.engine.device == "cuda",
             )
         )
         if self.set.barrier is None:

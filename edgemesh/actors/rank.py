@@ -6,10 +6,14 @@ had every rank's part. A plan that is refused is answered by whoever refuses it.
 
 import gc
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
+from edgemesh.decide import barrier
 from edgemesh.engine.faults import CollectiveTimeoutError
+from edgemesh.engine.immediate import Immediate
 from edgemesh.engine.null import NullEngine
 from edgemesh.engine.turns import Limits, Station, StepRefusedError
 from edgemesh.runtime.actor import main
@@ -52,8 +56,11 @@ class Engine(Protocol):
     def allow(self, wait_ns: int) -> None:
         """Collectives from now on end ``wait_ns`` from now."""
 
-    def execute(self, plan: Plan | IdlePlan) -> Done | IdleDone:
-        """Run one step. Raises ``StepRefusedError`` before anything is changed or exchanged."""
+    def submit(self, plan: Plan | IdlePlan) -> None:
+        """Begin one step. Raises ``StepRefusedError`` before anything is changed or exchanged."""
+
+    def finished(self) -> Done | IdleDone | None:
+        """The answer of the oldest step begun, once it is through; None until then."""
 
 
 class RankActor:
@@ -75,6 +82,8 @@ class RankActor:
         self._engine: Engine | None = None
         self._begin: Capacity | None = None
         self._plans: deque[Plan | IdlePlan] = deque()
+        self._flying: deque[tuple[Plan | IdlePlan, int]] = deque()
+        self._waited_ns = 0
         self._pace = Pace(int(mesh.topology.supervisor.step_bound_s * 1e9))
         self._marks: tuple[Mark, ...] = ()
         self._mark(Phase.STARTING, 0, 0)
@@ -93,7 +102,7 @@ class RankActor:
                 pass  # what the supervisor tells everyone changes nothing here
 
     def settle(self) -> None:
-        """Start the engine, or run one plan; the loop comes back at once if there is another."""
+        """Start the engine, or begin one plan and send what is through; the loop comes back at once if more is to come."""
         if self._begin is not None and self._engine is None:
             self._engine = self._started(self._begin)
             self._mark(Phase.WAITING, 0, 0)
@@ -101,11 +110,13 @@ class RankActor:
             self.port.send(LinkKind.RESULT, attached, f"group-{self.group}")
             self.port.send(LinkKind.REPORT, Ready(self.name, self.epoch), self._supervisor)
         if self._engine is not None and self._plans:
-            self._run(self._engine, self._plans.popleft())
+            self._submit(self._engine, self._plans.popleft())
+        while self._engine is not None and self._flying and self._answer(self._engine):
+            pass
 
     def deadline(self) -> int | None:
-        """Now, while a plan waits."""
-        return self.port.now() if self._plans and self._engine is not None else None
+        """Now, while a plan waits or a step runs: a device tells nobody when it is through."""
+        return self.port.now() if self._flying or (self._plans and self._engine is not None) else None
 
     def marks(self) -> tuple[Mark, ...]:
         """The step that runs, since when, and how long it may."""
@@ -120,29 +131,68 @@ class RankActor:
         if self.mesh.topology.engine.kind == "null":
             slots = self.mesh.topology.decode.slots
             limits = Limits(capacity.pages, capacity.page_tokens, slots, capacity.max_model_len, capacity.vocab_size)
-            return NullEngine(station, limits, capacity.eos_token_ids)
+            return Immediate(NullEngine(station, limits, capacity.eos_token_ids))
         from edgemesh.engine.boot import Member, boot  # noqa: PLC0415 - a null rank never loads torch
 
         lease = next(link for link in self.mesh.links_of(self.name) if link.kind is LinkKind.LEASE)
         vault = Path(lease.endpoint.removeprefix("ipc://"))
         member = Member(self.mesh, self.name, self.rank, self.plane, self.epoch, vault)
-        engine = boot(member, station, lambda step: self.port.trace.event("rank.step", step=step))
+        sizes = barrier.graph_sizes(barrier.rule_for(self.mesh.topology, self.plane))
+        engine = boot(member, station, sizes, lambda step: self.port.trace.event("rank.step", step=step))
         gc.collect()
         gc.freeze()
         return engine
 
-    def _run(self, engine: Engine, plan: Plan | IdlePlan) -> None:
-        tokens = sum(plan.verdict.tokens)
-        bound = self._pace.bound_ns(tokens)
-        self._mark(Phase.RUNNING, plan.tick, bound)
+    def _submit(self, engine: Engine, plan: Plan | IdlePlan) -> None:
+        bound = self._pace.bound_ns(sum(plan.verdict.tokens))
+        if not self._flying:
+            self._mark(Phase.RUNNING, plan.tick, bound)
         engine.allow(bound + GRACE_NS)
-        waited = engine.collective_ns
         try:
-            answer = engine.execute(plan)
+            with self._told(plan):
+                engine.submit(plan)
         except StepRefusedError as error:
             self._fault(plan, str(error))
             self._mark(Phase.WAITING, plan.tick, 0)
             return
+        self._flying.append((plan, bound))
+
+    def _answer(self, engine: Engine) -> bool:
+        """Send the oldest step's answer; False if it still runs."""
+        plan, _ = self._flying[0]
+        with self._told(plan):
+            answer = engine.finished()
+        if answer is None:
+            return False
+        self._flying.popleft()
+        if self.leads:
+            self.port.send(LinkKind.RESULT, answer, f"group-{self.group}")
+        self._pace.ran(sum(plan.verdict.tokens), answer.step_ns)
+        if self._flying:
+            after, bound = self._flying[0]
+            self._mark(Phase.RUNNING, after.tick, bound)
+        else:
+            self._mark(Phase.WAITING, plan.tick + 1, 0)
+        waited, self._waited_ns = self._waited_ns, engine.collective_ns
+        self.port.trace.event(
+            "tick.step",
+            plane=self.plane.value,
+            tick=plan.tick,
+            step_ns=answer.step_ns,
+            collective_ns=self._waited_ns - waited,
+            tokens=plan.verdict.tokens[self.set.groups.index(self.group)],
+            idle=isinstance(plan, IdlePlan),
+            group=self.group,
+        )
+        return True
+
+    @contextmanager
+    def _told(self, plan: Plan | IdlePlan) -> Iterator[None]:
+        """What ends a step ends this rank too, but first its group hears why; a refusal is no such end."""
+        try:
+            yield
+        except StepRefusedError:
+            raise
         except CollectiveTimeoutError as error:
             ranks = self.mesh.ranks_of(self.group) if error.group == "attn" else self.mesh.world_of(self.set.index)
             absent = ", ".join(f"rank-{ranks[each]}.{self.plane}" for each in error.missing)
@@ -151,20 +201,6 @@ class RankActor:
         except Exception as error:
             self._fault(plan, f"{type(error).__name__}: {error}")
             raise
-        if self.leads:
-            self.port.send(LinkKind.RESULT, answer, f"group-{self.group}")
-        self._pace.ran(tokens, answer.step_ns)
-        self._mark(Phase.WAITING, plan.tick + 1, 0)
-        self.port.trace.event(
-            "tick.step",
-            plane=self.plane.value,
-            tick=plan.tick,
-            step_ns=answer.step_ns,
-            collective_ns=engine.collective_ns - waited,
-            tokens=plan.verdict.tokens[self.set.groups.index(self.group)],
-            idle=isinstance(plan, IdlePlan),
-            group=self.group,
-        )
 
     def _fault(self, plan: Plan | IdlePlan, reason: str) -> None:
         self.port.trace.event("step.fault", plane=self.plane.value, tick=plan.tick, group=self.group, reason=reason)

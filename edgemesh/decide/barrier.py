@@ -71,6 +71,11 @@ def rule_for(topology: Topology, plane: Plane) -> Rule:
     return Rule(topology.attn_tp, sizes, hold_ns)
 
 
+def graph_sizes(rule: Rule) -> tuple[int, ...]:
+    """The padded sizes that verdicts of this rule ask graphs for, ascending."""
+    return tuple(sorted({_padded(size, rule.attn_tp) for size in rule.buckets}))
+
+
 def start(plane: Plane, epoch: int, groups: Sequence[int], rule: Rule) -> BarrierState:
     """Tick 0, with nobody there."""
     size = len(groups)

@@ -1,9 +1,10 @@
 """From a lease to a running engine: memory, threads, collectives, a first forward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from edgemesh.engine.collectives import Backend, Collectives, Deadline, Group
 from edgemesh.engine.gloo import GlooBackend
+from edgemesh.engine.immediate import Immediate
 from edgemesh.engine.layout import Split
 from edgemesh.engine.lease import lease
 from edgemesh.engine.runner import Runner
@@ -20,6 +22,9 @@ from edgemesh.engine.turns import Limits, Station
 from edgemesh.topology import Mesh
 from edgemesh.wire.ids import Plane
 from edgemesh.wire.messages import Lease
+
+if TYPE_CHECKING:
+    from edgemesh.engine.cuda.runner import CudaRunner
 
 Say = Callable[[str], None]
 """Told what is being done, step by step."""
@@ -51,10 +56,10 @@ class Member:
         return self.mesh.world_of(self.mesh.set_of(self.group).index)
 
 
-def boot(member: Member, station: Station, say: Say) -> Runner:
+def boot(member: Member, station: Station, sizes: Sequence[int], say: Say) -> "Immediate | CudaRunner":
     """Lease, meet the other ranks and warm up; raises what is in the way.
 
-    Every rank returns only when all have come this far.
+    ``sizes`` are the padded batches that verdicts ask graphs for. Every rank returns only when all have come this far.
     """
     mesh = member.mesh
     torch.set_num_threads(mesh.threads)
@@ -69,11 +74,17 @@ def boot(member: Member, station: Station, say: Say) -> Runner:
     deadline = Deadline(int(mesh.topology.supervisor.start_deadline_s * 1e9))
     collectives = connect(member, leased.tensors.get(COLLECTIVE), deadline)
     split = Split(part.attn_tp, part.attn_rank, part.mlp_tp, part.mlp_rank)
+    if mesh.topology.engine.device == "cuda":
+        from edgemesh.engine.cuda.start import start  # noqa: PLC0415 - where there are cards
+
+        ahead = start(mesh.topology, station, limits, leased, split, collectives, sizes, say)
+        collectives.world.barrier()
+        return ahead
     runner = Runner(station, limits, leased.shape, split, leased.tensors, collectives)
     say("warming up")
     runner.warm_up()
     collectives.world.barrier()
-    return runner
+    return Immediate(runner)
 
 
 def connect(member: Member, region: Tensor | None, deadline: Deadline) -> Collectives:

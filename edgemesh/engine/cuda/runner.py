@@ -18,6 +18,7 @@ from edgemesh.engine.collectives import Collectives
 from edgemesh.engine.cuda.attention import PagedAttention
 from edgemesh.engine.cuda.drawing import Drawer
 from edgemesh.engine.cuda.graphs import Graphs
+from edgemesh.engine.cuda.nccl import settle
 from edgemesh.engine.cuda.network import CudaNetwork
 from edgemesh.engine.cuda.packing import Packed, pack
 from edgemesh.engine.cuda.rows import DeviceBatch, StepRows, heat
@@ -149,8 +150,12 @@ class CudaRunner:
         self._flying.append(flight)
 
     def finished(self) -> Done | IdleDone | None:
-        """The answer of the oldest step under way, if it is through."""
-        if not self._flying or not self._flying[0].inbox.here:
+        """The answer of the oldest step under way, if it is through; raises ``CollectiveError`` if it never will be."""
+        if not self._flying:
+            return None
+        if not self._flying[0].inbox.query():
+            if self._collectives.deadline.passed:
+                settle(self._flying[0].inbox, self._collectives)
             return None
         flight = self._flying.popleft()
         now = time.perf_counter_ns()

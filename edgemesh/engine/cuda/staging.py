@@ -78,8 +78,7 @@ class Inbox:
         self._host[: len(tokens)].copy_(tokens, non_blocking=True)
         self._event.record()
 
-    @property
-    def here(self) -> bool:
+    def query(self) -> bool:
         """Whether the copy is through."""
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
