@@ -137,9 +137,11 @@ class Failing:
     def allow(self, wait_ns):
         self.allowed = wait_ns
 
-    def execute(self, plan):
+    def submit(self, plan):
         self.seen()
         raise self.error
+
+    execute = submit
 
 
 def test_a_failed_collective_names_the_ranks_that_did_not_come_and_ends_the_rank():
