@@ -15,6 +15,9 @@ from edgemesh.wire.messages import Chunk, Decode, Grow, Join, Prefill, Shape
 MAX_CHUNKS: Final = 64
 """Prompts that may share a step."""
 
+MAX_JOINS: Final = 512
+"""Rows that may enter the batch in a step: each may bring its history in a frame of its own, and a message has a bound on those."""
+
 MIN_CHUNK: Final = 16
 """Prompt tokens that a mixed step offers at least, however many rows decode beside them."""
 
@@ -126,7 +129,7 @@ def _join(state: GroupState, now_ns: int) -> list[Sequence]:
     """Rows that enter the batch; the page of their next position is theirs since their admission."""
     joins: list[Sequence] = []
     for sequence in list(state.ready):
-        if not state.free_slots:
+        if not state.free_slots or len(joins) >= MAX_JOINS:
             break
         if sequence.out >= sequence.credit:
             state.paused.setdefault(sequence)

@@ -110,7 +110,7 @@ class Sequence:
 
     @property
     def whole(self) -> int:
-        """Tokens whose KV it may ever need: all but the last one's."""
+        """Tokens that it may ever be: of the last one no KV is needed."""
         return self.prompt_tokens + self.submit.max_tokens
 
     def move(self, event: Event) -> None:

@@ -1,5 +1,6 @@
 """The scheduler against ranks that remember every KV slot: whatever happens, each stream gets exactly its own tokens."""
 
+import dataclasses
 import random
 from collections import deque
 
@@ -7,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgemesh.decide import planning
+from edgemesh.decide.results import apply
 from edgemesh.decide.scheduling import Scheduler
 from edgemesh.decide.state import Config
 from edgemesh.wire.arrays import TokenArray
+from edgemesh.wire.codec import INLINE_BYTES, MAX_FRAMES, encode
 from edgemesh.wire.ids import Finish, Layout, Plane
 from edgemesh.wire.messages import (
     Accepted,
@@ -459,3 +463,23 @@ def test_min_tokens_outlast_a_stop_token(planes):
     world.finish()
     assert world.got["a"] == []
     assert world.got["b"][0] == first
+
+
+def test_a_plan_fits_one_message_however_many_rows_come_with_their_history():
+    count, length = MAX_FRAMES + 10, INLINE_BYTES // 4 + 1
+    world = scripted(pages=count * (length // PAGE + 2), slots=count, prefix=False)
+    scheduler = Scheduler(dataclasses.replace(world.config, chunk_tokens=count * length, max_waiting=count))
+    for number in range(count):
+        sampling = Sampling(repetition_penalty=2.0)
+        scheduler.place(Place(0, Submit(f"r{number}", 0, 0, TokenArray.of(range(length)), sampling, 9)), 0)
+    state, joined, largest = scheduler.state, [], 0
+    for plane in (Plane.PREFILL, Plane.DECODE):
+        while len(joined) < count and (step := planning.plan(state, plane, 0)) is not None:
+            sent = encode(Plan(0, plane, 0, 0, Verdict((1,), Layout.EVEN, 1), step.prefill, step.decode))
+            largest = max(largest, len(sent))
+            joined += [join.request for join in step.decode.joins] if step.decode else []
+            firsts = tuple(1 for run in step.chunks if run.final)
+            slots = tuple(run.slot for run in step.rows)
+            apply(state, step, Done(0, plane, 0, 0, slots, (1,) * len(slots), firsts))
+    assert sorted(joined) == sorted(f"r{number}" for number in range(count))
+    assert MAX_FRAMES // 4 < largest <= MAX_FRAMES
