@@ -15,7 +15,7 @@ from edgemesh.runtime.link import LinkError
 from edgemesh.runtime.port import Port, supervisor_of
 from edgemesh.topology import Mesh
 from edgemesh.wire.catalogue import LinkKind
-from edgemesh.wire.ids import Phase, Plane
+from edgemesh.wire.ids import MAX_TEXT, Phase, Plane
 from edgemesh.wire.messages import (
     Accepted,
     Attached,
@@ -92,7 +92,7 @@ class GroupActor:
             return
         if isinstance(message, StepFault):
             reason = f"rank {message.rank} ({message.plane}, tick {message.tick}): {message.reason}"
-            self.port.send(LinkKind.REPORT, Fault(self.name, self.epoch, reason), self.supervisor)
+            self.port.send(LinkKind.REPORT, Fault(self.name, self.epoch, reason[:MAX_TEXT]), self.supervisor)
             return
         if isinstance(message, Attached):
             self.waiting_for.discard((message.plane, message.rank))

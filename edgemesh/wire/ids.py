@@ -19,6 +19,10 @@ MAX_PAGES: Final = 1 << 24
 """Pages that one group's slab may have."""
 
 
+MAX_TEXT: Final = 4096
+"""Characters of a reason; who sends on what others said cuts it, or nobody would hear it."""
+
+
 class Plane(enum.StrEnum):
     """A stream of steps with its own ticks, barrier and process groups."""
 
@@ -101,4 +105,4 @@ TokenCount = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Position = TokenCount
 RequestId = Annotated[str, Meta(min_length=1, max_length=160)]
 ActorName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[a-z]+-\d+(\.[a-z]+)?\Z")]
-Text = Annotated[str, Meta(max_length=4096)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
