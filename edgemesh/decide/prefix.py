@@ -65,11 +65,6 @@ class Prefix:
     def __len__(self) -> int:
         return len(self._page)
 
-    @staticmethod
-    def cursor() -> Cursor:
-        """Where a new request begins."""
-        return Cursor()
-
     def match(self, cursor: Cursor, tokens: Tokens) -> tuple[int, ...]:
         """The pages that hold the beginning of ``tokens``, in order, each held once more for the caller.
 
@@ -112,10 +107,6 @@ class Prefix:
             self._key[page] = key
         cursor.indexed = full
         return tuple(duplicates)
-
-    def evict(self, count: int) -> int:
-        """Forget up to ``count`` pages that no request holds, the longest unused first; how many it were."""
-        return self.pages.evict(count)
 
     def check(self) -> None:
         """The two directions of the index agree with each other and with the allocator."""

@@ -78,10 +78,6 @@ class Mesh(Struct, frozen=True, dict=True):
         return {role: tuple(actor for actor in self.actors if actor.role is role) for role in Role}
 
     @cached_property
-    def _links(self) -> dict[str, Link]:
-        return {link.name: link for link in self.links}
-
-    @cached_property
     def _links_of(self) -> dict[str, tuple[Link, ...]]:
         ends: dict[str, list[Link]] = {actor.name: [] for actor in self.actors}
         for link in self.links:
@@ -120,14 +116,6 @@ class Mesh(Struct, frozen=True, dict=True):
     def actors_of(self, role: Role) -> tuple[Actor, ...]:
         """Every actor of a role, by index (ranks: plane by plane)."""
         return self._roles[role]
-
-    def actors_on(self, host: int) -> tuple[Actor, ...]:
-        """Every actor of a host, its supervisor first."""
-        return tuple(actor for actor in self.actors if actor.host == host)
-
-    def link(self, name: str) -> Link:
-        """The link of this name."""
-        return self._links[name]
 
     def links_of(self, name: str) -> tuple[Link, ...]:
         """Every link that an actor is an end of."""

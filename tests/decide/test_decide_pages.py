@@ -31,7 +31,7 @@ class Books(RuleBasedStateMachine):
     @rule(target=requests, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9))
     def admit(self, tokens):
         tokens = array("i", tokens)
-        cursor = self.prefix.cursor()
+        cursor = Cursor()
         hit = list(self.prefix.match(cursor, tokens))
         assert len(hit) <= (len(tokens) - 1) // PAGE_TOKENS
         for at, page in enumerate(hit):
@@ -77,7 +77,7 @@ class Books(RuleBasedStateMachine):
     @rule(count=st.integers(1, TOTAL))
     def evict(self, count):
         before = self.pages.cached
-        assert self.prefix.evict(count) == min(count, before)
+        assert self.pages.evict(count) == min(count, before)
 
     @rule(page=st.integers(1, TOTAL - 1))
     def wrong(self, page):
@@ -112,7 +112,7 @@ def test_the_tail_of_the_longest_unused_chain_is_evicted_first():
     old, new = array("i", [1, 1, 1, 1, 9]), array("i", [2, 2, 2, 2, 9])
     for tokens in (old, new):
         taken = pages.take(2)
-        prefix.insert(prefix.cursor(), tokens, taken, 4)
+        prefix.insert(Cursor(), tokens, taken, 4)
         pages.drop(taken)
     kept = [len(prefix.match(Cursor(), tokens)) for tokens in (old, new) if pages.evict(1)]
     assert kept == [1, 1], "first the old chain's tail, and then, as its head was just used, the new one's"
@@ -133,9 +133,9 @@ def test_a_page_is_written_by_its_own_request_while_another_holds_the_same_prefi
     prefix = Prefix(pages, PAGE_TOKENS)
     tokens = array("i", [1, 2, 3, 4, 5])
     first, second = pages.take(2), pages.take(2)
-    assert prefix.insert(prefix.cursor(), tokens, first, 4) == ()
-    assert prefix.insert(prefix.cursor(), tokens, second, 4) == second
-    assert prefix.match(prefix.cursor(), tokens) == first
+    assert prefix.insert(Cursor(), tokens, first, 4) == ()
+    assert prefix.insert(Cursor(), tokens, second, 4) == second
+    assert prefix.match(Cursor(), tokens) == first
 
 
 def test_a_disabled_index_finds_and_keeps_nothing():
@@ -143,8 +143,8 @@ def test_a_disabled_index_finds_and_keeps_nothing():
     prefix = Prefix(pages, PAGE_TOKENS, enabled=False)
     tokens = array("i", [1, 2, 3])
     taken = pages.take(2)
-    prefix.insert(prefix.cursor(), tokens, taken, 3)
-    assert prefix.match(prefix.cursor(), tokens) == ()
+    prefix.insert(Cursor(), tokens, taken, 3)
+    assert prefix.match(Cursor(), tokens) == ()
     pages.drop(taken)
     assert pages.cached == 0
 

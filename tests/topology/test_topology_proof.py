@@ -9,6 +9,7 @@ from edgemesh.wire.catalogue import Scope
 from edgemesh.wire.ids import Plane
 
 MESH = derive(Topology(mesh=MeshShape(tp=4, dp=2), gateway=Gateway(processes=2)), "/tmp/run")
+PLACE = next(link for link in MESH.links if link.name == "place-0")
 
 
 def broken(name, **changes):
@@ -37,7 +38,7 @@ def test_the_mesh_itself_is_sound():
         (broken("emit-0", senders=("group-0", "group-0", "group-1")), "or one twice"),
         (broken("steer-0", binder="router-0"), "no end of it"),
         (broken("steer-0", scope=Scope.CONTROL), "has the scope control"),
-        (broken("steer-0", endpoint=MESH.link("place-0").endpoint), "is shared by"),
+        (broken("steer-0", endpoint=PLACE.endpoint), "is shared by"),
         (broken("reject", endpoint="ipc:///tmp/run/sock/other"), "is shared by"),
         (broken("load", endpoint="ipc:///tmp/" + "x" * 100), "too long"),
         (broken("load", endpoint="tcp://127.0.0.1:7700"), "does not suit"),
