@@ -12,6 +12,9 @@ from edgemesh.inspect.store import LINE_BYTES, TraceFile, trace_files
 READ_BYTES: Final = 1 << 20
 """Read from one file in one look, at most; the rest comes with the next look."""
 
+LATEST_NS: Final = 1 << 63
+"""A time beyond it (in the year 2262) is none of a trace's."""
+
 BACKLOG_BYTES: Final = 1 << 18
 """How far back the first look goes in each actor's newest file."""
 
@@ -107,7 +110,7 @@ class _Reading:
         for line in whole:
             with contextlib.suppress(msgspec.DecodeError, RecursionError):
                 event = msgspec.json.decode(line)
-                if isinstance(event, dict) and isinstance(event.get("ts"), int):
+                if isinstance(event, dict) and isinstance(at := event.get("ts"), int) and 0 <= at < LATEST_NS:
                     yield event
 
     def rest(self) -> Iterator[Line]:

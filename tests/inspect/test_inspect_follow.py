@@ -4,6 +4,8 @@ from synthetic_trace import TraceWriter, line
 
 from edgemesh.inspect.follow import BACKLOG_BYTES, Follower, matches
 
+ODD_TIMES = b"".join(b'{"ts":%b,"event":"x","tick":7}\n' % each for each in (b"-1", b"9" * 40, b"1.5", b"null", b'"1"'))
+
 
 def ticks(lines):
     return [each["tick"] for each in lines]
@@ -18,7 +20,7 @@ def test_lines_come_once_and_whole(tmp_path):
     whole = line("group-0", "tick.plan", 1, tick=1)
     to.raw("group-0", whole[:30])
     assert follower.look() == []
-    to.raw("group-0", whole[30:] + b"not json\n[1]\n" + line("group-0", "tick.plan", 2, tick=2))
+    to.raw("group-0", whole[30:] + b"not json\n[1]\n{}\n" + ODD_TIMES + line("group-0", "tick.plan", 2, tick=2))
     assert ticks(follower.look()) == [1, 2]
     follower.close()
 
