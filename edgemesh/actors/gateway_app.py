@@ -106,7 +106,12 @@ class Pages:
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/tokenize``."""
         model = self._known(scope)
-        request = self._service.decoder.decode(await self._service.body(scope, receive), TokenizeRequest)
+        async with self._service.bodies.read(scope, receive) as body:
+            answer = await self._tokenized(body, model)
+        await respond(send, 200, msgspec.json.encode(answer))
+
+    async def _tokenized(self, body: bytes, model: Model) -> Tokenized:
+        request = self._service.decoder.decode(body, TokenizeRequest)
         check_tokenize(request, model.limits)
         text = model.text
         messages, prompt = request.messages, request.prompt
@@ -120,24 +125,27 @@ class Pages:
 
         ids = await self._service.work(1 << 30 if messages else len(prompt or ""), encode)
         strings = [text.pieces.bytes_of(each).decode(errors="replace") for each in ids]
-        answer = Tokenized(
+        return Tokenized(
             tokens=ids,
             count=len(ids),
             max_model_len=model.limits.context,
             token_strs=strings if request.return_token_strs else None,
         )
-        await respond(send, 200, msgspec.json.encode(answer))
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/detokenize``."""
         model = self._known(scope)
-        request = self._service.decoder.decode(await self._service.body(scope, receive), DetokenizeRequest)
+        async with self._service.bodies.read(scope, receive) as body:
+            text = await self._detokenized(body, model)
+        await respond(send, 200, msgspec.json.encode(Detokenized(prompt=text)))
+
+    async def _detokenized(self, body: bytes, model: Model) -> str:
+        request = self._service.decoder.decode(body, DetokenizeRequest)
         check_detokenize(request, model.limits)
         skip = request.skip_special_tokens is True
-        text = await self._service.work(
+        return await self._service.work(
             len(request.tokens), lambda: model.text.decode(request.tokens, skip_special_tokens=skip)
         )
-        await respond(send, 200, msgspec.json.encode(Detokenized(prompt=text)))
 
     async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/health``: 200 while requests may come, else 503 and why. It waits for nothing."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
-from edgemesh.api.errors import ApiError, invalid
+from edgemesh.api.errors import ApiError, invalid, too_busy
 
 BODY_S: Final = 60.0
 """How long a client may take to send a body."""
@@ -28,33 +30,56 @@ def header(scope: Scope, name: bytes) -> bytes:
     return b""
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises ``ApiError`` (408, 413) and ``ClientGoneError``."""
-    stated = header(scope, b"content-length")
-    if stated.isdigit() and int(stated[:20]) > limit:
-        raise _too_large(limit)
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await _read(receive, limit)
-    except TimeoutError as error:
-        message = f"the body was not complete after {BODY_S:.0f} s"
-        raise ApiError(408, message, code="body_timeout") from error
+class Bodies:
+    """Reads bodies: each of at most ``most`` bytes, and all that are held at once of at most ``together``."""
 
+    def __init__(self, most: int, together: int) -> None:
+        self._most = most
+        self._together = together
+        self.held = 0
 
-async def _read(receive: Receive, limit: int) -> bytes:
-    parts = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGoneError
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+    @asynccontextmanager
+    async def read(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """A whole body, which counts as held until the end of the block.
+
+        Raises ``ApiError`` (408, 413, 429) and ``ClientGoneError``.
+        """
+        stated = header(scope, b"content-length")
+        if stated.isdigit() and int(stated[:20]) > self._most:
+            raise self._too_large()
+        parts: list[bytes] = []
+        try:
+            try:
+                async with asyncio.timeout(BODY_S):
+                    await self._collect(receive, parts)
+            except TimeoutError as error:
+                message = f"the body was not complete after {BODY_S:.0f} s"
+                raise ApiError(408, message, code="body_timeout") from error
+            parts[:] = [b"".join(parts)]
+            yield parts[0]
+        finally:
+            self.held -= sum(map(len, parts))
+
+    async def _collect(self, receive: Receive, parts: list[bytes]) -> None:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGoneError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._most:
+                raise self._too_large()
+            if self.held + len(part) > self._together:
+                text = f"this server reads {self._together} bytes of bodies already, the most that it takes at once"
+                raise too_busy(text, 1)
+            self.held += len(part)
+            parts.append(part)
+            more = message.get("more_body", False)
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is larger than {self._most} bytes, the most that this server takes"
+        return ApiError(413, message, code="body_too_large")
 
 
 async def respond(send: Send, status: int, body: bytes, kind: bytes = JSON, headers: tuple[bytes, ...] = ()) -> None:
@@ -96,8 +121,3 @@ def external_id(scope: Scope, given: str | None) -> str:
         message = f"`{param}` may have at most 128 printable ASCII characters"
         raise invalid(message, param)
     return name
-
-
-def _too_large(limit: int) -> ApiError:
-    message = f"the body is larger than {limit} bytes, the most that this server takes"
-    return ApiError(413, message, code="body_too_large")

@@ -14,7 +14,7 @@ from anyio import CapacityLimiter
 from starlette.types import Receive, Scope, Send
 
 from edgemesh.actors.gateway_answer import Answer
-from edgemesh.actors.gateway_http import ClientGoneError, external_id, header, read_body, respond
+from edgemesh.actors.gateway_http import Bodies, ClientGoneError, external_id, header, respond
 from edgemesh.actors.gateway_keys import ApiKeys
 from edgemesh.actors.gateway_metrics import Metrics
 from edgemesh.actors.gateway_streams import Flight, Sender, Stream, Streams
@@ -36,10 +36,14 @@ TURN_CHARS: Final = 64
 """What rendering one turn costs beside its text, in characters."""
 
 WORKERS: Final = 4
+BODIES: Final = 16
+"""Bodies of the largest size that may be read, or wait for the tokenizer, at once."""
+
 SLOW_CLIENT_NS: Final = 30_000_000_000
 
 T = TypeVar("T")
-Prepared = tuple[Request, Job, Form]
+Prepared = tuple[str, Job, Form]
+"""The client's own name of its request, if any, and what came of its body; the body itself is not kept."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -76,7 +80,7 @@ class Service:
         self.reason = "starting"
         self._patience_ns = min(SLOW_CLIENT_NS, int(patience_s * 1e9))
         self.answering: dict[asyncio.Task[object], Answer] = {}
-        self._max_body = max_body
+        self.bodies = Bodies(max_body, BODIES * max_body)
         self._max_streams = max_streams
         self._requests = 0
         self._workers = CapacityLimiter(WORKERS)
@@ -103,10 +107,6 @@ class Service:
     def _not_now(self) -> ApiError:
         return unavailable(f"this server does not take requests now: {self.reason}")
 
-    async def body(self, scope: Scope, receive: Receive) -> bytes:
-        """A request's body."""
-        return await read_body(scope, receive, self._max_body)
-
     async def work(self, size: int, call: Callable[[], T]) -> T:
         """Run ``call`` here if the text it reads is short, else in a worker thread."""
         if size <= INLINE_CHARS:
@@ -130,13 +130,12 @@ class Service:
         name = prefix + uuid.uuid4().hex
         self._requests += 1
         try:
-            body = await self.body(scope, receive)
-            request, job, form = await prepare(model, name, scope, body)
+            outer, job, form = await self._prepared(prepare, model, name, scope, receive)
             if job.key != caller and caller:
                 job = msgspec.structs.replace(job, key=caller)
             flight = self._flight(name, job, model, started)
-            outer = external_id(scope, request.request_id) or name
-            await self._answer(flight, form, model, receive, send, (b"x-request-id", outer.encode()))
+            headers = (b"x-request-id", (outer or name).encode())
+            await self._answer(flight, form, model, receive, send, headers)
         except ClientGoneError:
             self.metrics.aborted()
             self.port.trace.event("request.aborted", request=name)
@@ -146,20 +145,24 @@ class Service:
         finally:
             self._requests -= 1
 
+    async def _prepared(self, prepare: Prepare, model: Model, name: str, scope: Scope, receive: Receive) -> Prepared:
+        async with self.bodies.read(scope, receive) as body:
+            return await prepare(model, name, scope, body)
+
     async def _prepare_chat(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = self.decoder.decode(body, ChatRequest)
-        self._received(name, "chat", scope, request)
+        outer = self._received(name, "chat", scope, request)
         check_chat(request, model.limits)
         size = sum(_length(message) for message in request.messages)
         start = monotonic_ns()
         ids = await self.work(size, lambda: _render(model.text, request))
         self._tokenised(name, len(ids), start)
         job = resolve_chat(request, ids, model.limits, secrets.randbits(63))
-        return request, job, ChatForm(model.text.pieces)
+        return outer, job, ChatForm(model.text.pieces)
 
     async def _prepare_completion(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = self.decoder.decode(body, CompletionRequest)
-        self._received(name, "completions", scope, request)
+        outer = self._received(name, "completions", scope, request)
         prompts = check_completion(request, model.limits)
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         special = request.add_special_tokens is not False
@@ -168,7 +171,7 @@ class Service:
         self._tokenised(name, sum(map(len, ids)), start)
         job = resolve_completion(request, ids, model.limits, secrets.randbits(63))
         echoes = [_echo(model.text, prompt) for prompt in prompts] if request.echo else []
-        return request, job, CompletionForm(model.text.pieces, echoes)
+        return outer, job, CompletionForm(model.text.pieces, echoes)
 
     def _flight(self, name: str, job: Job, model: Model, started: int) -> Flight:
         if len(self.streams) + len(job.choices) > self._max_streams:
@@ -225,11 +228,12 @@ class Service:
             if answer.blocked_since_ns and now - answer.blocked_since_ns > self._patience_ns:
                 task.cancel()
 
-    def _received(self, name: str, endpoint: str, scope: Scope, request: Request) -> None:
+    def _received(self, name: str, endpoint: str, scope: Scope, request: Request) -> str:
         outer = external_id(scope, request.request_id)
         extra = {"external": outer} if outer else {}
         stream = bool(request.stream)
         self.port.trace.event("request.received", request=name, endpoint=endpoint, stream=stream, **extra)
+        return outer
 
     def _tokenised(self, name: str, tokens: int, start: int) -> None:
         ns = monotonic_ns() - start

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import uvicorn
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgemesh.actors.gateway import HttpServer
+from edgemesh.actors.gateway_http import Bodies, ClientGoneError
 from edgemesh.actors.gateway_keys import ApiKeys, read_keys
 from edgemesh.actors.gateway_metrics import Metrics, merge
 from edgemesh.actors.gateway_protocol import MAX_HEAD_BYTES, BoundedProtocol
@@ -132,6 +133,65 @@ def test_a_disk_that_takes_no_metrics_stops_nobody(tmp_path, monkeypatch):
     assert b'edgemesh_generated_tokens_total{gateway="gateway-0"} 1.0' in other.text()
     one.share()
     assert b'edgemesh_generated_tokens_total{gateway="gateway-0"} 2.0' in other.text()
+
+
+PIECES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.booleans()), max_size=40)
+
+
+@settings(max_examples=100, deadline=None)
+@given(pieces=PIECES)
+def test_bodies_are_bounded_each_and_together_and_none_stays_held(pieces):
+    """Ten clients send pieces in any order, end their bodies or hang up; each holds its body until the last is through."""
+
+    async def scenario():
+        bodies, over = Bodies(100, 250), asyncio.Event()
+        inboxes = [asyncio.Queue() for _ in range(10)]
+        sent, ends = [0] * 10, [None] * 10
+
+        async def client(number):
+            try:
+                async with bodies.read({"headers": []}, inboxes[number].get) as body:
+                    ends[number] = len(body)
+                    await over.wait()
+            except (ApiError, ClientGoneError) as error:
+                ends[number] = error
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(10):
+                tasks.create_task(client(number))
+            for number, size, more in pieces:
+                sent[number] += size
+                inboxes[number].put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert bodies.held <= 250
+                for length in (end for end in ends if isinstance(end, int)):
+                    assert length <= 100
+            for inbox in inboxes:
+                inbox.put_nowait({"type": "http.disconnect"})
+            over.set()
+        assert bodies.held == 0
+        statuses = {end.status for end in ends if isinstance(end, ApiError)}
+        assert statuses <= {413, 429}
+        if sum(sent) <= 250:
+            assert 429 not in statuses
+
+    asyncio.run(scenario())
+
+
+def test_bodies_that_are_too_much_together_are_refused_until_others_are_through():
+    async def scenario():
+        bodies = Bodies(100, 150)
+        whole = AsyncMock(side_effect=lambda: {"type": "http.request", "body": b"x" * 90})
+        scope = {"headers": [(b"content-length", b"90")]}
+        async with bodies.read(scope, whole):
+            with pytest.raises(ApiError) as refused:
+                await bodies.read(scope, whole).__aenter__()
+            assert (refused.value.status, refused.value.retry_after_s) == (429, 1)
+        async with bodies.read(scope, whole) as body:
+            assert len(body) == bodies.held == 90
+
+    asyncio.run(scenario())
 
 
 KEYS = st.lists(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1), min_size=1, max_size=4)
