@@ -20,7 +20,7 @@ from edgemesh.engine.noise import gumbel, row_key
 from edgemesh.engine.shaping import Shaper
 from edgemesh.wire.messages import Logprob, Sampling
 
-ROUNDS: Final = 8
+ROUNDS: Final = 4
 """Draws from the whole vocabulary per step and row, before the row yields no token."""
 
 TOP: Final = 20

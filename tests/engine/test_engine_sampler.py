@@ -51,7 +51,7 @@ def kept(logits, sampling):
         if number == 0 or (inside and masses[token] >= sampling.min_p * masses[order[0]]):
             left[token] = masses[token]
         above += float(masses[token])
-    return left / left.sum()
+    return left / left.sum(), float(left.sum())
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,11 @@ def test_tokens_follow_the_distribution_that_the_settings_leave(vocab, spread, s
     count = 6000 if vocab < CANDIDATES else 2500
     logits = logits_of(1, 1, vocab, spread)
     sampling = Sampling(**settings)
-    wanted = kept(logits[0], sampling)
+    wanted, mass = kept(logits[0], sampling)
     drawn = draw(logits.expand(count, -1), rows(count, **settings)).tokens
     refused = drawn.count(-1)
-    assert refused <= count * 0.02
+    # each row has so many tries, and each of them lands in what the cut keeps with that mass
+    assert refused <= count * (1 - mass) ** ROUNDS * 1.3 + 10
     found = torch.bincount(torch.tensor([token for token in drawn if token >= 0]), minlength=vocab)
     assert not found[wanted == 0].any()
     # Tokens are put together until each class expects a few.
