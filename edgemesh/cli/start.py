@@ -1,10 +1,12 @@
 """``edgemesh start``: from a topology file and a model to a mesh that serves."""
 
 import fcntl
+import ipaddress
 import os
 import resource
 import shutil
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,8 +14,9 @@ import msgspec
 import typer
 from rich.console import Console
 
+from edgemesh.actors.gateway_keys import ENVIRONMENT
 from edgemesh.actors.supervisor import ListenError, supervise
-from edgemesh.cli.errors import fail
+from edgemesh.cli.errors import complain, fail
 from edgemesh.cli.start_view import LiveView, PlainView
 from edgemesh.runtime.cards import MpsError
 from edgemesh.runtime.clock import monotonic_ns
@@ -23,6 +26,8 @@ from edgemesh.topology import Topology, TopologyError, load, preflight
 
 KEPT_TRACES: Final = 20
 """Runs whose traces are kept in the state directory; the oldest beyond them go."""
+
+KEYS_HINT: Final = f"name a file of keys (--set gateway.api_keys_file=FILE) or set {ENVIRONMENT}."
 
 
 def start(
@@ -51,8 +56,13 @@ def start(
     console = Console(stderr=True)
     try:
         wanted = prepare(load(topology, [*(overrides or ()), *given]), console)
-    except TopologyError as error:
+    except (TopologyError, OSError) as error:
         raise fail(str(error), 2) from error
+    if open_to_all(wanted, os.environ):
+        complain(
+            "note",
+            f"{wanted.gateway.host} may be reached from other machines, and no API key is asked for: {KEYS_HINT}",
+        )
     with closing(LiveView(console) if console.is_terminal else PlainView(console)) as view:
         try:
             code = supervise(wanted, view, start_ns=start_ns)
@@ -61,10 +71,20 @@ def start(
     raise typer.Exit(code)
 
 
+def open_to_all(topology: Topology, environment: Mapping[str, str]) -> bool:
+    """Whether anyone on the network may use the API."""
+    if topology.gateway.api_keys_file or environment.get(ENVIRONMENT, "").strip():
+        return False
+    try:
+        return not ipaddress.ip_address(topology.gateway.host).is_loopback
+    except ValueError:
+        return topology.gateway.host != "localhost"
+
+
 def prepare(topology: Topology, console: Console) -> Topology:
     """Everything that can be known to fail before a process is started; the topology with its paths resolved.
 
-    Raises ``TopologyError``.
+    Raises ``TopologyError``, and ``OSError`` where traces cannot be kept.
     """
     if len(topology.mesh.hosts) > 1:
         hosts = ", ".join(topology.mesh.hosts)
@@ -101,12 +121,17 @@ def _new_trace_dir(mesh_name: str) -> Path:
     """A directory of its own for this run, held for as long as the process lives; the oldest of too many are removed."""
     runs = state_dir()
     runs.mkdir(parents=True, exist_ok=True)
-    known = sorted((path for path in runs.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    for old in known[: max(0, len(known) + 1 - KEPT_TRACES)]:
-        held = _hold(old)
-        if held is not None:
-            shutil.rmtree(old, ignore_errors=True)
-            os.close(held)
+    ages = []
+    for path in runs.iterdir():
+        with suppress(FileNotFoundError):  # another start removes old ones, too
+            if path.is_dir():
+                ages.append((path.stat().st_mtime, path))
+    for _, old in sorted(ages)[: max(0, len(ages) + 1 - KEPT_TRACES)]:
+        with suppress(FileNotFoundError):
+            held = _hold(old)
+            if held is not None:
+                shutil.rmtree(old, ignore_errors=True)
+                os.close(held)
     fresh = runs / f"{mesh_name}-{monotonic_ns():x}"
     fresh.mkdir(mode=0o700)
     _hold(fresh)

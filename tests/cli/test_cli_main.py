@@ -120,3 +120,54 @@ def test_a_failure_is_one_paragraph_whatever_it_quotes(tmp_path):
     said = failure("it said \x1b[2J\nand more", log)
     assert said.isprintable()
     assert said.startswith("it said \\x1b[2J\\nand more. Its last line in ")
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "told"),
+    [
+        ("127.0.0.1", {}, False),
+        ("127.8.0.1", {}, False),
+        ("::1", {}, False),
+        ("localhost", {}, False),
+        ("0.0.0.0", {}, True),
+        ("::", {}, True),
+        ("10.0.0.7", {}, True),
+        ("box.example", {}, True),
+        ("0.0.0.0", {start.ENVIRONMENT: "one"}, False),
+        ("0.0.0.0", {start.ENVIRONMENT: ""}, True),
+    ],
+)
+def test_an_api_that_anyone_may_use_is_told(host, keys, told):
+    topology = parse("", [f"gateway.host={host}"])
+    assert start.open_to_all(topology, keys) is told
+    named = parse("", [f"gateway.host={host}", "gateway.api_keys_file=/keys"])
+    assert not start.open_to_all(named, keys)
+
+
+def test_traces_that_cannot_be_kept_are_one_paragraph(tmp_path):
+    (tmp_path / "edgemesh").write_text("a file in the way")
+    (tmp_path / "config.json").write_text("{}")
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "edgemesh.cli.main", "start", "--port", "0", "--model", str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 2
+    assert "Not a directory" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_runs_that_another_start_removes_meanwhile_are_no_matter(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(start, "KEPT_TRACES", 1)
+    runs = tmp_path / "edgemesh" / "trace"
+    for name in ("a", "b"):
+        (runs / name).mkdir(parents=True)
+    hold = start._hold
+
+    def meanwhile(directory):
+        if directory.name == "a":
+            directory.rmdir()
+        return hold(directory)
+
+    monkeypatch.setattr(start, "_hold", meanwhile)
+    fresh = start._new_trace_dir("demo")
+    assert list(runs.iterdir()) == [fresh]
