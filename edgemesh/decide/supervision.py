@@ -36,6 +36,9 @@ GRACE_NS: Final = 2 * SECOND
 STOP_NS: Final = SECOND
 """Between the word to stop and the kill."""
 
+KILLED_NS: Final = 10 * SECOND
+"""How long killed processes may take to be gone; one that hangs in a driver stays, and is named."""
+
 GAP_NS: Final = SECOND
 """A supervisor that was itself away for so long does not count that time as anybody's silence."""
 
@@ -98,6 +101,7 @@ class Supervision:
     culprit: str = ""
     capacity: Capacity | None = None
     first_tick: bool = False
+    killed: bool = False
     watched: dict[str, Watched] = field(default_factory=dict)
     _due_ns: int = 0
     _clock_ns: int = 0
@@ -241,7 +245,7 @@ class Supervision:
             )
             return actions + [Send(each.actor.name, drain) for each in self._alive(*DRAINING, Role.ROUTER)]
         note = Note("mesh.stopping", {"stage": self.stage})
-        return [note, *(self._kill() if self.stage is Stage.ENDING else self._end("stopped by a signal", now))]
+        return [note, *(self._kill_all(now) if self.stage is Stage.ENDING else self._end("stopped by a signal", now))]
 
     # --- time -------------------------------------------------------------------------------------------
 
@@ -262,7 +266,7 @@ class Supervision:
             case Stage.FAILING if now > self._due_ns:
                 return self._end(self.failure, now)
             case Stage.ENDING if now > self._due_ns:
-                return self._kill()
+                return self._give_up() if self.killed else self._kill_all(now)
             case _:
                 return []
 
@@ -303,6 +307,17 @@ class Supervision:
             self.stage = Stage.OVER
         stop = Stop(why[:4000])
         return [*(Send(each.actor.name, stop) for each in alive), *self._kill(stopped_only=True)]
+
+    def _kill_all(self, now: int) -> list[Action]:
+        self.killed, self._due_ns = True, now + KILLED_NS
+        return self._kill()
+
+    def _give_up(self) -> list[Action]:
+        self.stage = Stage.OVER
+        return [
+            Note("actor.left", {"name": each.actor.name, "reason": "killed, and not gone"})
+            for each in self._alive(*Role)
+        ]
 
     def _kill(self, *, stopped_only: bool = False) -> list[Action]:
         names = [each.actor.name for each in self._alive(*Role) if each.stopped or not stopped_only]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgemesh.decide.stalls import holders
-from edgemesh.decide.supervision import GRACE_NS, SECOND, STOP_NS, Kill, Note, Send, Stage, Supervision
+from edgemesh.decide.supervision import GRACE_NS, KILLED_NS, SECOND, STOP_NS, Kill, Note, Send, Stage, Supervision
 from edgemesh.topology import derive, parse
 from edgemesh.wire.ids import Phase, Plane, Role
 from edgemesh.wire.messages import (
@@ -140,6 +140,24 @@ def test_a_failure_is_told_to_clients_then_all_ends_and_what_stays_is_killed():
     for name in left:
         assert supervision.stage is Stage.ENDING
         supervision.exited(name, "was killed by SIGKILL", due + 3 + STOP_NS)
+    assert supervision.stage is Stage.OVER
+
+
+@pytest.mark.parametrize("hasty", [False, True])
+def test_a_killed_process_that_does_not_go_is_named_and_waited_for_no_longer(hasty):
+    supervision = serving()
+    supervision.heard(Fault("rank-1.mixed", 0, "driver"), 2 * SECOND)
+    now = 2 * SECOND + GRACE_NS + 1
+    supervision.clock(now)
+    for name in NAMES:
+        if name != "rank-1.mixed":
+            supervision.exited(name, "exited with code 0", now, clean=True)
+    now += 1 if hasty else STOP_NS + 1
+    assert (supervision.asked_to_stop(now) if hasty else supervision.clock(now))[-1] == Kill(("rank-1.mixed",))
+    assert supervision.clock(now + KILLED_NS) == []
+    assert supervision.stage is Stage.ENDING
+    (left,) = supervision.clock(now + KILLED_NS + 1)
+    assert (left.event, left.fields["name"]) == ("actor.left", "rank-1.mixed")
     assert supervision.stage is Stage.OVER
 
 
