@@ -25,7 +25,7 @@ from edgemesh.runtime.port import Port, default_plane, supervisor_of
 from edgemesh.topology import Mesh
 from edgemesh.wire.catalogue import LinkKind
 from edgemesh.wire.codec import WireError
-from edgemesh.wire.ids import Phase
+from edgemesh.wire.ids import MAX_TEXT, Phase
 from edgemesh.wire.messages import Capacity, Lease, Loading, Mark, Message, VaultReady
 
 REPORT_NS: Final = 100_000_000
@@ -72,7 +72,9 @@ class VaultActor:
         self._lender = Lender(store, capacity, self._socket(), self.port.trace.event)
         self._lender.start()
         self._since = monotonic_ns()
-        self.port.send(LinkKind.REPORT, VaultReady(self.name, self.epoch, capacity, store.budget()), self._supervisor)
+        self.port.send(
+            LinkKind.REPORT, VaultReady(self.name, self.epoch, capacity, store.budget()[:MAX_TEXT]), self._supervisor
+        )
 
     def deadline(self) -> int | None:
         """The next look at the loader."""
