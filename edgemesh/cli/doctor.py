@@ -12,7 +12,7 @@ from rich.text import Text
 from edgemesh.cli.doctor_gpu import gpu_findings
 from edgemesh.cli.doctor_machine import Finding, Verdict, machine_findings
 from edgemesh.cli.errors import fail
-from edgemesh.engine.locate import CATALOGUE, locate
+from edgemesh.engine.locate import locate, to_be_pulled
 from edgemesh.engine.shape import ModelError
 from edgemesh.topology import Topology, TopologyError, load
 
@@ -56,7 +56,7 @@ def model_finding(topology: Topology) -> Finding:
     try:
         directory = locate(topology.model.path)
     except ModelError as error:
-        if topology.model.path in CATALOGUE:
+        if to_be_pulled(topology.model.path):
             return Finding("model", Verdict.NOTE, str(error), "start pulls it by itself")
         return Finding("model", Verdict.FAIL, str(error))
     return Finding("model", Verdict.OK, f"{topology.model.path}: {directory}")

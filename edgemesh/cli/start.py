@@ -102,14 +102,14 @@ def prepare(topology: Topology, console: Console) -> Topology:
 
 
 def _with_model(topology: Topology, console: Console) -> Topology:
-    """Name the model's directory; the default model is pulled if it is not there."""
+    """Name the model's directory; what has a name to pull by is pulled if it is not there."""
     from edgemesh.cli.pull import PullError, fetch  # noqa: PLC0415 - only when there is a model to find
-    from edgemesh.engine.locate import CATALOGUE, locate  # noqa: PLC0415
+    from edgemesh.engine.locate import locate, to_be_pulled  # noqa: PLC0415
     from edgemesh.engine.shape import ModelError  # noqa: PLC0415
 
     name = topology.model.path
     try:
-        directory = fetch(name, console) if name in CATALOGUE else locate(name)
+        directory = fetch(name, console) if to_be_pulled(name) else locate(name)
     except (ModelError, PullError) as error:
         raise TopologyError(str(error)) from error
     served = topology.model.served_name or Path(name).name.removesuffix(".gguf")

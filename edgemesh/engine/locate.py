@@ -43,6 +43,21 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.match(name) is not None and ".." not in name
 
 
+def to_be_pulled(name: str) -> bool:
+    """Whether ``pull`` knows the name, and what it names is not here."""
+    if name not in CATALOGUE and not is_hub_id(name):
+        return False
+    if Path(name).exists():
+        return False
+    if name in CATALOGUE:
+        return not (models_dir() / name).is_dir()
+    try:
+        _snapshot(name)
+    except ModelError:
+        return True
+    return False
+
+
 def locate(name: str) -> Path:
     """The directory of a model: weights, ``config.json``, and (if the model has one) ``tokenizer.json``.
 

@@ -26,6 +26,13 @@ from edgemesh.engine.weights import shard_all
 directory = locate("someone/tiny")
 print(sorted(path.name for path in directory.iterdir()), len(shard_all(directory, Split())))
 """
+START = """
+from rich.console import Console
+from edgemesh.cli.start import prepare
+from edgemesh.topology import parse
+topology = prepare(parse("", ["model.path=someone/tiny", "gateway.port=0"]), Console(stderr=True))
+print(topology.model.served_name, topology.model.path)
+"""
 
 
 class Hub(ThreadingHTTPServer):
@@ -115,3 +122,14 @@ def test_a_model_that_the_hub_does_not_have_is_an_error_without_a_stack(hub, tmp
     assert done.returncode == 1
     assert "error: someone/else could not be downloaded" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_start_pulls_a_hub_model_that_is_not_here_and_only_then(hub, tmp_path):
+    endpoint = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = run(START, tmp_path, **endpoint)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tiny ")
+    assert "model.safetensors" in hub.fetched
+    hub.files, hub.fetched = {}, []
+    again = run(START, tmp_path, **endpoint)
+    assert (again.stdout, hub.fetched) == (done.stdout, [])
