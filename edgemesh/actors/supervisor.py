@@ -126,7 +126,8 @@ class Supervisor:
         self._announced = False
         self._trace: FileTrace = open_trace(mesh, self._name, self._epoch)
         self._port = ZmqPort(mesh, self._name, self._epoch, self._trace)
-        self._supervision = Supervision(mesh, self._epoch, start_ns)
+        # What was pulled before took no time of the actors'.
+        self._supervision = Supervision(mesh, self._epoch, monotonic_ns())
         self._perform(sharing(mps))
 
     def run(self) -> int:

@@ -123,6 +123,13 @@ def test_a_mesh_starts_serves_drains_and_leaves_nothing(started):
     assert {event["reason"] for event in run.events("actor.exited")} == {"exited with code 0"}
 
 
+def test_the_time_that_a_pull_took_before_is_not_the_actors(started, monkeypatch):
+    monkeypatch.setenv("PULLED_FOR_S", "3600")
+    run = started(*SMALL, "supervisor.start_deadline_s=60")
+    text = run.until(" after 36")
+    assert re.search(r"serving at http://127\.0\.0\.1:\d+ after 36\d\d\.\d s", text)
+
+
 def test_kill_9_of_the_supervisor_leaves_nothing(started):
     run = started(*COUPLED, rank_0__mixed="child", group_0="never_ready")
     run.until("ranks: 2 of 2 ready")
