@@ -33,11 +33,13 @@ class LaunchError(RuntimeError):
 class Launched:
     """One running mesh.
 
-    ``runtime`` is where its run directory and sockets are, ``traces`` where its traces and logs; ``close`` removes both.
+    ``port`` 0 is any free one. ``runtime`` is where its run directory and sockets are, ``traces`` where its traces and logs; ``close`` removes both.
     """
 
-    def __init__(self, topology: str, overrides: Mapping[str, object], options: Sequence[str] = ()) -> None:
-        self.port = free_port()
+    def __init__(
+        self, topology: str, overrides: Mapping[str, object], options: Sequence[str] = (), *, port: int = 0
+    ) -> None:
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.scratch = Path(tempfile.mkdtemp(prefix="em-", dir="/tmp"))
         self.runtime, self.traces = self.scratch / "run", self.scratch / "trace"

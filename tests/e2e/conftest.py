@@ -19,6 +19,8 @@ SHAPES = {
     "tp2-dp2": {"mesh.tp": 2, "mesh.dp": 2},
     "tp4-dp2": {"mesh.tp": 4, "mesh.dp": 2},
     "tp8-dp2": {"mesh.tp": 8, "mesh.dp": 2},
+    # Four groups whose ranks answer at once: for all that does not depend on what the network says.
+    "null-dp4": {"mesh.tp": 4, "mesh.dp": 4, "engine.kind": "null", "trace.max_bytes": 1 << 30},
 }
 COMMON = {
     "model.dtype": "float32",
@@ -87,8 +89,8 @@ def fresh(pulled):
     """``fresh(shape, ...)``: a mesh of this test alone, for tests that end it; the test checks how it ended."""
     with contextlib.ExitStack() as stack:
 
-        def get(shape, *, split=True, healthy=True, **overrides):
-            launched = Launched("demo", overrides_of(shape, split=split, **overrides))
+        def get(shape, *, split=True, healthy=True, port=0, **overrides):
+            launched = Launched("demo", overrides_of(shape, split=split, **overrides), port=port)
             stack.callback(launched.close)
             if healthy:
                 launched.wait_healthy(START_S)

@@ -1,0 +1,153 @@
+"""Clients of a mesh: many at once, some that hang up or do not read; and what its traces say since a moment."""
+
+import asyncio
+import json
+import re
+import socket
+import time
+
+import httpx
+
+MODEL = "smollm2-135m"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+OPEN = "edgemesh_open_streams"
+
+
+def wait_for(condition, deadline_s, what, poll_s=0.02):
+    """The first true value of ``condition``; an assertion with what ``what`` says then, if none comes in time."""
+    due = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < due, what() if callable(what) else what
+        time.sleep(poll_s)
+    return found
+
+
+def body(path=COMPLETIONS, *, text="Hello", **fields):
+    """A greedy request that does not end early."""
+    asked = {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
+    return {"model": MODEL, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | asked | fields
+
+
+def together(served, calls, timeout=60):
+    """Run every ``async call(client)`` at once; their results in order."""
+
+    async def everyone():
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=served.url, timeout=timeout, limits=limits) as client:
+            return await asyncio.gather(*(call(client) for call in calls))
+
+    return asyncio.run(everyone())
+
+
+def posting(path=COMPLETIONS, **fields):
+    """A call for ``together``: the whole answer, or the events of a stream."""
+
+    async def call(client):
+        response = await client.post(path, json=body(path, **fields))
+        assert response.status_code == 200, response.text
+        return events_of(response.text) if fields.get("stream") else response.json()
+
+    return call
+
+
+def events_of(text):
+    """The events of a stream, which must have ended as streams do."""
+    data = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    assert data, f"no events: {text[-500:]}"
+    assert data[-1] == "[DONE]", data[-1]
+    events = [json.loads(each) for each in data[:-1]]
+    assert not any("error" in event for event in events), events[-1]
+    return events
+
+
+def text_of(answer, index=0):
+    """What one choice of an answer or of a stream's events says."""
+    if isinstance(answer, dict):
+        (choice,) = (each for each in answer["choices"] if each["index"] == index)
+        return choice["text"] if "text" in choice else choice["message"]["content"]
+    choices = [choice for event in answer for choice in event["choices"] if choice["index"] == index]
+    return "".join(each["text"] if "text" in each else each["delta"].get("content") or "" for each in choices)
+
+
+def raw(served, path=COMPLETIONS, receive_bytes=None, **fields):
+    """A connection that has sent a request and read nothing."""
+    connection = socket.socket()
+    if receive_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", served.port))
+    content = json.dumps(body(path, **fields)).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+class Traces:
+    """What the actors traced since this object was made, until ``settle``.
+
+    Traces are written a few times a second; ``settle`` waits until all of them are, and no request is left.
+    """
+
+    def __init__(self, served):
+        self._served = served
+        self._dir = served.traces
+        self._began = {path: path.stat().st_size for path in served.traces.glob("*.jsonl")}
+        self._groups = sum(name.startswith("group-") for name in served.actors())
+        self._until = None
+
+    def events(self, *names, actors="*"):
+        """The events with these names, each actor's in order."""
+        wanted = re.compile(f'"event":"({"|".join(map(re.escape, names))})"'.encode())
+        for path in sorted(self._dir.glob(f"{actors}.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._began.get(path, 0))
+                for line in file:
+                    if wanted.search(line) and line.endswith(b"\n"):
+                        event = json.loads(line)
+                        if self._until is None or event["mono"] <= self._until:
+                            yield event
+
+    def groups(self):
+        """Group of each placed choice, by its id."""
+        return {event["request"]: event["group"] for event in self.events("request.placed", actors="router-*")}
+
+    def settle(self, deadline_s=3):
+        """Wait until nothing runs any more, every page is free again, and all that led to it is written."""
+        served, due = self._served, time.monotonic() + deadline_s
+        wait_for(
+            lambda: served.metric(OPEN) == 0,
+            deadline_s,
+            lambda: f"{served.metric(OPEN)} choices are still open",
+        )
+        self._until = None
+        until = time.monotonic_ns()
+        # A last request to each group: what it leaves in the traces comes after everything else.
+        last = [posting(group=group, max_tokens=1) for group in range(self._groups)]
+        last = {answer["id"] for answer in together(served, last)}
+        wait_for(
+            lambda: self._rests(last),
+            max(3.0, due - time.monotonic()),
+            lambda: f"a group has not got all its pages back, or an actor its trace: {self._resting(last)}",
+            poll_s=0.1,
+        )
+        self._until = until
+
+    def _rests(self, last):
+        """Whether every group is quiet after one of the ``last`` requests, and every actor has written its part of them."""
+        told = {event["request"] for event in self.events("request.finished", actors="gateway-*")}
+        told &= {event["request"] for event in self.events("request.placed", actors="router-*")}
+        resting = self._resting(last)
+        return last <= told and len(resting) == self._groups and all(resting.values())
+
+    def _resting(self, last):
+        resting = {}
+        for event in self.events("request.finished", "request.queued", "group.quiet", actors="group-*"):
+            if event["event"] == "request.finished" and event["request"] in last:
+                resting[event["actor"]] = False
+            elif event["actor"] in resting:
+                resting[event["actor"]] = (
+                    event["event"] == "group.quiet" and event["free_pages"] == event["total_pages"]
+                )
+        return resting
