@@ -7,7 +7,6 @@ and sends what they drew straight to the gateway. All decisions are ``decide.sch
 from typing import Final, assert_never
 
 from edgemesh.decide import barrier
-from edgemesh.decide.barrier import BarrierState
 from edgemesh.decide.scheduling import Scheduler
 from edgemesh.decide.state import Config
 from edgemesh.runtime.actor import main
@@ -15,9 +14,10 @@ from edgemesh.runtime.link import LinkError
 from edgemesh.runtime.port import Port, supervisor_of
 from edgemesh.topology import Mesh
 from edgemesh.wire.catalogue import LinkKind
-from edgemesh.wire.ids import MAX_TEXT, Phase, Plane
+from edgemesh.wire.ids import MAX_TEXT, Phase
 from edgemesh.wire.messages import (
     Accepted,
+    Arrive,
     Attached,
     Begin,
     Cancel,
@@ -66,13 +66,13 @@ class GroupActor:
         self.waiting_for = {(plane, rank) for plane in mesh.planes for rank in mesh.ranks_of(group)}
         self.scheduler: Scheduler | None = None
         self.ready = False
-        self._barriers: dict[Plane, BarrierState] = {}
+        self._ranks = {plane: mesh.rank_names(group, plane) for plane in mesh.planes}
+        self._rules = {plane: barrier.rule_for(mesh.topology, plane) for plane in mesh.planes}
         self._revision = 0
         self._load_due_ns: int | None = None
         self._load_sent_ns = 0
         self._check_due_ns: int | None = None
         self._drained = False
-        self._marks: tuple[Mark, ...] = ()
 
     # --- events ---
 
@@ -145,11 +145,6 @@ class GroupActor:
                 graphs=topology.engine.device == "cuda",
             )
         )
-        if self.set.barrier is None:
-            self._barriers = {
-                plane: barrier.start(plane, self.epoch, self.set.groups, barrier.rule_for(topology, plane))
-                for plane in self.mesh.planes
-            }
 
     # --- what comes of them ---
 
@@ -176,7 +171,7 @@ class GroupActor:
         """Send everything; True if that itself led to more (a release of the barrier inside this group, a lost gateway)."""
         effects = scheduler.effects()
         for message in effects.plans:
-            for rank in self.mesh.rank_names(self.group, message.plane):
+            for rank in self._ranks[message.plane]:
                 self.port.send(LinkKind.PLAN, message, rank)
         for reply in effects.replies:
             self._answer(scheduler, reply, reply.gateway)
@@ -185,22 +180,25 @@ class GroupActor:
         for event, fields in effects.notes:
             self.port.trace.event(event, **fields)
         for arrive in effects.arrivals:
-            if arrive.shape.tokens:
-                self.port.trace.event(
-                    "tick.arrive",
-                    plane=arrive.plane.value,
-                    tick=arrive.tick,
-                    tokens=arrive.shape.tokens,
-                    sequences=arrive.shape.sequences,
-                )
             if self.set.barrier is not None:
-                self.port.send(LinkKind.ARRIVE, arrive, self.set.barrier)
+                self._arrive(arrive, self.set.barrier)
                 continue
-            now = self.port.now()
-            self._barriers[arrive.plane], releases = barrier.arrive(self._barriers[arrive.plane], arrive, now)
-            for release in releases:
-                scheduler.release(release, now)
+            release = barrier.alone(arrive, self._rules[arrive.plane])
+            if release is not None:
+                scheduler.release(release, self.port.now())
         return scheduler.busy
+
+    def _arrive(self, arrive: Arrive, to: str) -> None:
+        shape = arrive.shape
+        if shape.tokens:
+            self.port.trace.event(
+                "tick.arrive",
+                plane=arrive.plane.value,
+                tick=arrive.tick,
+                tokens=shape.tokens,
+                sequences=shape.sequences,
+            )
+        self.port.send(LinkKind.ARRIVE, arrive, to)
 
     def _answer(self, scheduler: Scheduler, message: Accepted | Emit | Failed, gateway: int) -> None:
         """To the gateway that it addresses; a gateway that takes nothing loses its requests, never this group's time."""
@@ -225,10 +223,6 @@ class GroupActor:
             if scheduler.state.draining and not self._drained:
                 self._drained = True
                 self.port.send(LinkKind.REPORT, Drained(self.name, self.epoch), self.supervisor)
-        self._marks = tuple(
-            Mark(plane, pipe.tick, _phase(pipe.flying, pipe.committed), pipe.since_ns, 0)
-            for plane, pipe in scheduler.state.pipelines.items()
-        )
 
     # --- what the loop asks ---
 
@@ -242,7 +236,12 @@ class GroupActor:
 
     def marks(self) -> tuple[Mark, ...]:
         """Where each plane stands; read by the progress thread."""
-        return self._marks
+        if self.scheduler is None:
+            return ()
+        return tuple(
+            Mark(plane, pipe.tick, _phase(pipe.flying, pipe.committed), pipe.since_ns, 0)
+            for plane, pipe in self.scheduler.state.pipelines.items()
+        )
 
 
 def _phase(flying: object, committed: object) -> Phase:

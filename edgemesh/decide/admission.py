@@ -26,6 +26,7 @@ def admit(state: GroupState, now_ns: int) -> None:
         state.admissions += 1
         sequence.admission = state.admissions
         state.admitted[sequence] = None
+        state.prefilling[sequence] = None
         state.effects.note(
             "request.admitted",
             request=sequence.submit.request,
@@ -96,4 +97,4 @@ def grow(state: GroupState, sequence: Sequence, position: int) -> bool:
 
 def prefilling(state: GroupState) -> list[Sequence]:
     """Admitted requests with prompt tokens that no step computes yet."""
-    return [each for each in state.admitted if each.state is State.PREFILL and each.planned < each.target]
+    return [each for each in state.prefilling if each.planned < each.target]

@@ -82,6 +82,13 @@ def start(plane: Plane, epoch: int, groups: Sequence[int], rule: Rule) -> Barrie
     return BarrierState(plane, epoch, tuple(groups), rule, 0, (None,) * size, (0,) * size)
 
 
+def alone(event: Arrive, rule: Rule) -> Release | None:
+    """What the machine does for a set of one group, which needs no memory: work runs at once, idleness never."""
+    if not event.shape.tokens:
+        return None
+    return Release(event.plane, event.epoch, event.tick, verdict((event.shape,), event.plane, rule))
+
+
 def arrive(state: BarrierState, event: Arrive, now_ns: int) -> tuple[BarrierState, list[Release]]:
     """Take an arrival; a late or repeated one, or one of another epoch, plane or set, changes nothing."""
     after = _take(state, event, now_ns)

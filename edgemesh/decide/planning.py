@@ -24,6 +24,8 @@ MIN_CHUNK: Final = 16
 
 def plan(state: GroupState, plane: Plane, now_ns: int) -> Step | None:
     """Commit what this plane runs next, or nothing."""
+    if not (state.prefilling or state.queue if plane is Plane.PREFILL else state.admitted or state.queue):
+        return None
     step = Step(Shape())
     rows = longest = 0
     if plane is not Plane.PREFILL:

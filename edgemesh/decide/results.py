@@ -60,6 +60,7 @@ def _first(state: GroupState, sequence: Sequence, token: int, logprob: Logprob |
         sequence.planned = sequence.target - 1
         return
     sequence.move(Event.PREFILLED)
+    del state.prefilling[sequence]
     state.ready[sequence] = None
     state.effects.note("request.prefilled", request=sequence.submit.request, tick=tick)
     _accept(state, sequence, token, logprob)

@@ -137,8 +137,9 @@ class Scheduler:
 
     def advance(self, now_ns: int) -> None:
         """Commit the next step of every plane that has room for one, and say what each would run."""
-        self._expire(now_ns)
-        make_way(self.state, now_ns)
+        if self.state.paused:
+            self._expire(now_ns)
+            make_way(self.state, now_ns)
         for plane, pipeline in self.state.pipelines.items():
             if pipeline.open:
                 pipeline.committed = plan(self.state, plane, now_ns)
@@ -162,9 +163,11 @@ class Scheduler:
 
     def deadline(self) -> int | None:
         """When ``advance`` must be called though nothing happens."""
+        if not self.state.paused:
+            return None
         ends = [each.paused_ns + self.config.pause_ns for each in self.state.paused]
         parks = [each.paused_ns + self.config.park_ns for each in parkable(self.state)]
-        return min(ends + parks, default=None)
+        return min(ends + parks)
 
     @property
     def busy(self) -> bool:

@@ -67,8 +67,8 @@ class Effects:
 class GroupState:
     """The sole owner of one group's requests and pages.
 
-    ``live`` are all requests not ended, ``admitted`` those that hold pages (oldest first), ``ready`` those that wait to join
-    the batch, ``rows`` the batch by slot, ``paused`` those whose client must read first: a preempted one of them stays out
+    ``live`` are all requests not ended, ``admitted`` those that hold pages (oldest first), ``prefilling`` those of them whose
+    prompt is being computed, ``ready`` those that wait to join the batch, ``rows`` the batch by slot, ``paused`` those whose client must read first: a preempted one of them stays out
     of the queue until then. ``wasted`` pages belong to no one until the steps that name them are done.
     """
 
@@ -79,6 +79,7 @@ class GroupState:
         self.queue = FairQueue(config.quantum_tokens, config.age_ns)
         self.live: dict[str, Sequence] = {}
         self.admitted: dict[Sequence, None] = {}
+        self.prefilling: dict[Sequence, None] = {}
         self.ready: dict[Sequence, None] = {}
         self.rows: dict[int, Sequence] = {}
         self.paused: dict[Sequence, None] = {}
@@ -105,6 +106,7 @@ class GroupState:
     def vacate(self, sequence: Sequence) -> None:
         """Take a request's row and pages; what is still in flight for it belongs to an earlier life from now on."""
         self.leave(sequence)
+        self.prefilling.pop(sequence, None)
         self.ready.pop(sequence, None)
         self.paused.pop(sequence, None)
         self.admitted.pop(sequence, None)

@@ -255,3 +255,22 @@ def test_every_group_runs_the_same_ticks_through_losses_and_respawns(groups, see
         assert ran == longest
     assert [release.tick for release in longest] == list(range(len(longest)))
     assert all(any(release.verdict.tokens) for release in longest), "an all-idle tick ran"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tokens=st.integers(0, 4096),
+    tick=st.integers(0, 5),
+    plane=st.sampled_from(list(Plane)),
+    attn_tp=st.integers(1, 8),
+    buckets=st.sampled_from([(), (1, 2, 4, 8, 64, 256)]),
+    graph=st.booleans(),
+)
+def test_a_lone_group_gets_what_the_machine_would_say(tokens, tick, plane, attn_tp, buckets, graph):
+    rule = barrier.Rule(attn_tp, buckets)
+    event = Arrive(plane, 0, tick, 0, 1, Shape(tokens, tokens, tokens, graph))
+    state = barrier.start(plane, 0, [0], rule)
+    for number in range(tick):
+        state, _ = barrier.arrive(state, Arrive(plane, 0, number, 0, 1, Shape(1, 1, 1)), 0)
+    _, releases = barrier.arrive(state, event, 0)
+    assert ([] if (release := barrier.alone(event, rule)) is None else [release]) == releases
