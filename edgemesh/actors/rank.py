@@ -8,6 +8,7 @@ import gc
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -87,6 +88,9 @@ class RankActor:
         self._pace = Pace(int(mesh.topology.supervisor.step_bound_s * 1e9))
         self._marks: tuple[Mark, ...] = ()
         self._mark(Phase.STARTING, 0, 0)
+        if mesh.topology.engine.kind != "null":
+            # The engine's libraries load while the vault reads the weights. A null rank never loads them.
+            pass
 
     def receive(self, kind: LinkKind, message: Message) -> None:
         """Keep a plan for its turn."""
