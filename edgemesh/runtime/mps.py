@@ -1,6 +1,7 @@
 """The control daemon of NVIDIA's Multi-Process Service: found, started, asked and ended."""
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -19,6 +20,9 @@ PERCENT_KEY: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 PIPE_DIR: Final = "mps"
 LOG_DIR: Final = "mps-log"
+MAX_SERVER_BYTES: Final = 64 << 20
+_VERSION: Final = re.compile(rb"(?<![\d.])\d{3}\.\d{2,3}\.\d{2}(?![\d.])")
+
 ANSWER_S: Final = 10.0
 """How long the daemon may take to start, and to answer."""
 
@@ -52,9 +56,11 @@ def running(environment: Mapping[str, str]) -> Path | None:
 
 def start(run_dir: Path, environment: Mapping[str, str]) -> Mps | Absent:
     """Start a daemon in the run's directory."""
-    tool = shutil.which(CONTROL, path=environment.get("PATH"))
-    if tool is None or shutil.which(SERVER, path=environment.get("PATH")) is None:
+    tool, server = (shutil.which(name, path=environment.get("PATH")) for name in (CONTROL, SERVER))
+    if tool is None or server is None:
         return Absent(f"{CONTROL} or {SERVER} is not on the PATH")
+    if mismatch := mismatched(Path(server), driver_version()):
+        return Absent(mismatch)
     pipe, log = run_dir / PIPE_DIR, run_dir / LOG_DIR
     for directory in (pipe, log):
         directory.mkdir(mode=0o700)
@@ -83,6 +89,27 @@ def start(run_dir: Path, environment: Mapping[str, str]) -> Mps | Absent:
             return Absent(f"the daemon at {pipe} does not answer: {last_words(log)}")
         time.sleep(0.02)
     return Mps(pipe, ours=True)
+
+
+def driver_version(kernel: Path = Path("/sys/module/nvidia/version")) -> str:
+    """The version of the driver that the kernel has loaded; "" if it does not say."""
+    try:
+        return kernel.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def mismatched(server: Path, driver: str) -> str:
+    """Why a server cannot serve this driver, or nothing: a server speaks to the driver of its own version only.
+
+    The version stands in the program; a program that names none is given the benefit of the doubt.
+    """
+    if not driver or server.stat().st_size > MAX_SERVER_BYTES:
+        return ""
+    named = {found.decode() for found in _VERSION.findall(server.read_bytes())}
+    if not named or driver in named:
+        return ""
+    return f"{server} is of driver {', '.join(sorted(named))}, and the kernel's driver is {driver}: install matching MPS tools"
 
 
 def command(text: str, pipe: Path, environment: Mapping[str, str]) -> str | None:

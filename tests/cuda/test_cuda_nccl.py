@@ -38,7 +38,7 @@ def start(tmp_path, **more):
 
 
 @pytest.mark.parametrize("way", [{}, {"NCCL_P2P_DISABLE": "1"}], ids=["default", "no-p2p"])
-def test_ranks_exchange_what_they_must_and_name_who_stays_away(tmp_path, way, record_property):
+def test_ranks_exchange_what_they_must_and_name_who_stays_away(tmp_path, way, record_testsuite_property):
     if way and torch.cuda.device_count() < SIZE:
         pytest.skip("needs two CUDA devices: ranks on one card reach each other through a socket")
     hub = LocalHub("world", SIZE)
@@ -49,7 +49,7 @@ def test_ranks_exchange_what_they_must_and_name_who_stays_away(tmp_path, way, re
         # Two parts are added alike in any order, so even the last bit is the same.
         assert [rank.line()["values"] for rank in ranks] == expected
         assert [rank.line()["graphed"] for rank in ranks] == [0.0, 0.0]
-        record_property("all_reduce_us", str(ranks[0].line()["us"]))
+        record_testsuite_property("all_reduce_us", str(ranks[0].line()["us"]))
         ranks[1].line()
         said = ranks[0].line()
         assert said["missing"] == [1]

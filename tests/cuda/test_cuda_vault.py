@@ -103,7 +103,7 @@ def test_a_card_holds_random_weights_once_and_its_budget_adds_up(tmp_path, monke
             ranks.append(Rank("lease", tmp_path / "run", plane, 1.0))
             said = ranks[-1].line()
             assert said["sums"]["layers.0.input_norm"] == pytest.approx(2048, abs=8)
-            assert abs(said["sums"]["layers.0.qkv"]) < 10
+            assert 0 < abs(said["sums"]["layers.0.qkv"]) < 100
         context = 1 << 30
         assert free - said["free"] < 2 * context, "the ranks' processes took more than contexts"
     finally:

@@ -10,7 +10,7 @@ import pytest
 from edgemesh.actors.reaper import reap
 from edgemesh.actors.supervisor import sharing
 from edgemesh.runtime.cards import COST, NOWHERE_DIR, MpsError, card_environment, provide, refuse, wanted
-from edgemesh.runtime.mps import CONTROL, SERVER, Absent, Mps, command, running
+from edgemesh.runtime.mps import CONTROL, SERVER, Absent, Mps, command, driver_version, mismatched, running
 from edgemesh.runtime.process import RUN_MARK
 from edgemesh.topology import derive, parse
 
@@ -143,6 +143,27 @@ def test_a_daemon_that_does_not_answer_is_none(run_dir, environment, monkeypatch
     monkeypatch.setattr("edgemesh.runtime.mps.ANSWER_S", 0.3)
     absent = provide(topology(), run_dir, environment | {"MUTE": "1"})
     assert "does not answer: it wrote no log" in absent.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "driver", "reason"),
+    [
+        (b"\x00580.159.04\x00", "580.159.04", ""),
+        (b"\x00570.86.15\x00", "580.159.04", "is of driver 570.86.15, and the kernel's driver is 580.159.04"),
+        (b"1.2.3 and 127.0.0.100", "580.159.04", ""),
+        (b"\x00570.86.15\x00", "", ""),
+    ],
+)
+def test_a_server_of_another_driver_is_not_used(tmp_path, text, driver, reason):
+    (tmp_path / SERVER).write_bytes(text)
+    assert reason in (found := mismatched(tmp_path / SERVER, driver))
+    assert bool(reason) == bool(found)
+
+
+def test_the_kernel_says_its_drivers_version(tmp_path):
+    assert driver_version(tmp_path / "none") == ""
+    (tmp_path / "version").write_text("580.159.04\n")
+    assert driver_version(tmp_path / "version") == "580.159.04"
 
 
 def test_several_cards_need_a_daemon_unless_they_are_forced():

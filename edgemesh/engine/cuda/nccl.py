@@ -82,12 +82,12 @@ class NcclBackend:
         self._scatter = ReduceScatterOptions()
         self._gather = AllgatherOptions()
         for each in (self._reduce, self._scatter, self._gather):
-            each.asyncOp = False
+            each.asyncOp = False  # on the current stream, with nothing to wait for
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum, in the place of ``x`` where it is contiguous."""
         summed = x.contiguous()
-        self._group.allreduce([summed], self._reduce).wait()
+        self._group.allreduce([summed], self._reduce)
         return summed
 
     def reduce_scatter(self, x: Tensor, counts: Sequence[int]) -> Tensor:
@@ -95,9 +95,9 @@ class NcclBackend:
         out = x.new_empty((counts[self._rank], *x.shape[1:]))
         whole = x.contiguous()
         if _equal(counts):
-            self._group._reduce_scatter_base(out, whole, self._scatter).wait()  # noqa: SLF001 - torch's name for it
+            self._group._reduce_scatter_base(out, whole, self._scatter)  # noqa: SLF001 - torch's name for it
         else:
-            self._group.reduce_scatter([out], [_dealt(whole, counts)], self._scatter).wait()
+            self._group.reduce_scatter([out], [_dealt(whole, counts)], self._scatter)
         return out
 
     def all_gather(self, x: Tensor, counts: Sequence[int]) -> Tensor:
@@ -105,16 +105,16 @@ class NcclBackend:
         out = x.new_empty((sum(counts), *x.shape[1:]))
         mine = x.contiguous()
         if _equal(counts):
-            self._group._allgather_base(out, mine, self._gather).wait()  # noqa: SLF001 - torch's name for it
+            self._group._allgather_base(out, mine, self._gather)  # noqa: SLF001 - torch's name for it
         else:
-            self._group.allgather([_dealt(out, counts)], [mine], self._gather).wait()
+            self._group.allgather([_dealt(out, counts)], [mine], self._gather)
         return out
 
     def gather(self, x: Tensor) -> Tensor:
         """``[size, ...]``; a tensor of the host comes back to the host."""
         mine = x.to(self._device).contiguous()
         out = mine.new_empty((self._size, *x.shape))
-        self._group._allgather_base(out.view(-1), mine.view(-1), self._gather).wait()  # noqa: SLF001
+        self._group._allgather_base(out.view(-1), mine.view(-1), self._gather)  # noqa: SLF001
         return out.to(x.device)
 
     def prove(self) -> None:
