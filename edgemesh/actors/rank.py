@@ -90,7 +90,7 @@ class RankActor:
         self._mark(Phase.STARTING, 0, 0)
         if mesh.topology.engine.kind != "null":
             # The engine's libraries load while the vault reads the weights. A null rank never loads them.
-            pass
+            import_module("edgemesh.engine.boot")
 
     def receive(self, kind: LinkKind, message: Message) -> None:
         """Keep a plan for its turn."""
