@@ -258,7 +258,7 @@ def main() -> None:
     # A stream is a socket, and the usual soft limit is 1,024 of them.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    disable_created_metrics()  # type: ignore[no-untyped-call]
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the package leaves it untyped
     name, epoch = arguments.name, arguments.epoch
     mesh = read_mesh(arguments.run_dir)
     trace = open_trace(mesh, name, epoch)

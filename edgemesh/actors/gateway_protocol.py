@@ -24,7 +24,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._too_late: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A client connected."""
         super().connection_made(transport)
         self._await_head()

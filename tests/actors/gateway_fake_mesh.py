@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -319,6 +320,27 @@ def healthy(url):
     import httpx
 
     return httpx.get(url + "/health").status_code == 200
+
+
+PROMPT = "the quick brown fox jumps über 🎉 日本"
+
+
+def completion(client, **given):
+    return client.completions.create(**({"model": "tiny", "prompt": PROMPT, "max_tokens": 200} | given))
+
+
+def connect(mesh, receive_buffer=0):
+    host, port = mesh.url.removeprefix("http://").split(":")
+    raw = socket.socket()
+    if receive_buffer:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    raw.connect((host, int(port)))
+    return raw
+
+
+def send(raw, body):
+    data = json.dumps({"model": "tiny", "prompt": PROMPT} | body).encode()
+    raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
 
 
 def wait_for(condition, what, seconds=10.0):
