@@ -1,11 +1,12 @@
 from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given, settings
 from topology_strategies import topologies
 
-from edgemesh.topology import Gateway, MeshShape, Topology, derive
+from edgemesh.topology import Gateway, MeshShape, Topology, derive, load
 from edgemesh.topology.draw import headline, mermaid, svg
 from edgemesh.wire.ids import Role
 
@@ -60,3 +61,9 @@ def test_mermaid_has_one_box_per_group_and_ticks_only_where_groups_step_together
 )
 def test_the_headline_says_what_it_is(shape, words):
     assert words in headline(derive(Topology(mesh=shape), "/run/edgemesh"))
+
+
+def test_the_picture_beside_the_shipped_file_is_the_one_that_the_command_draws():
+    drawn = svg(derive(load("tp8-dp2"), "/run/edgemesh"))
+    picture = Path(__file__).parents[2] / "topology" / "tp8-dp2.svg"
+    assert picture.read_text(encoding="utf-8") == drawn, "edgemesh topology show tp8-dp2 --svg topology/tp8-dp2.svg"
