@@ -42,13 +42,17 @@ class Config:
 
 @dataclass(slots=True)
 class GroupLoad:
-    """One group as the router sees it; ``unseen`` are the tokens of each placement that ``report`` does not count."""
+    """One group as the router sees it.
+
+    ``unseen`` are the placements that ``report`` does not count: all tokens of each, and those of its prompt.
+    """
 
     report: LoadReport | None = None
     first_seen: int = 0
     placed: int = 0
-    unseen: deque[int] = field(default_factory=deque)
+    unseen: deque[tuple[int, int]] = field(default_factory=deque)
     unseen_tokens: int = 0
+    unseen_prompts: int = 0
 
     @property
     def open(self) -> bool:
@@ -65,23 +69,31 @@ class GroupLoad:
         """Tokens still to be computed there."""
         return self.unseen_tokens + (self.report.outstanding_tokens if self.report else 0)
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens that may have to wait there."""
+        return self.unseen_prompts + (self.report.waiting_tokens if self.report else 0)
+
     def update(self, report: LoadReport) -> None:
         """Take a report; an older one than the last changes nothing, one of a new epoch starts anew."""
         last = self.report
         if last is None or report.epoch > last.epoch:
-            self.first_seen, self.placed, self.unseen_tokens = report.seen, 0, 0
+            self.first_seen, self.placed, self.unseen_tokens, self.unseen_prompts = report.seen, 0, 0, 0
             self.unseen.clear()
         elif report.epoch < last.epoch or report.revision <= last.revision:
             return
         self.report = report
         while self.unseen and self.placed - len(self.unseen) < report.seen - self.first_seen:
-            self.unseen_tokens -= self.unseen.popleft()
+            tokens, prompt = self.unseen.popleft()
+            self.unseen_tokens -= tokens
+            self.unseen_prompts -= prompt
 
-    def place(self, tokens: int) -> None:
+    def place(self, submit: Submit) -> None:
         """Count a placement until a report does."""
         self.placed += 1
-        self.unseen.append(tokens)
-        self.unseen_tokens += tokens
+        self.unseen.append((cost(submit), _prompt(submit)))
+        self.unseen_tokens += cost(submit)
+        self.unseen_prompts += _prompt(submit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +138,7 @@ class RouterState:
 
     def place(self, submit: Submit, choice: Choice) -> None:
         """The request was sent to its group: count it, and remember its beginning there."""
-        self.loads[choice.group].place(cost(submit))
+        self.loads[choice.group].place(submit)
         self.turn = (choice.group + 1) % self.config.groups
         for key in choice.keys:
             session = len(key) > KEY_BYTES
@@ -198,7 +210,7 @@ class RouterState:
         load, config = self.loads[group], self.config
         if load.waiting >= config.max_waiting:
             return True
-        return load.waiting > 0 and load.outstanding_tokens + cost(submit) > config.max_waiting_tokens
+        return load.waiting > 0 and load.waiting_tokens + _prompt(submit) > config.max_waiting_tokens
 
     def _crowded(self, submit: Submit, group: int, reason: str) -> Rejected:
         load = self.loads[group]
@@ -210,6 +222,11 @@ class RouterState:
 def cost(submit: Submit) -> int:
     """Tokens that a request will have computed at most: its prompt's and those it may still generate."""
     return len(submit.prompt) + submit.max_tokens
+
+
+def _prompt(submit: Submit) -> int:
+    """Tokens that must be read before the next one is generated."""
+    return len(submit.prompt) + len(submit.emitted)
 
 
 def refusal(submit: Submit, status: int, code: str, reason: str, retry_after_s: int = 0) -> Rejected:

@@ -194,6 +194,7 @@ class Scheduler:
             total_pages=self.config.pages - 1,
             seen=state.placed,
             draining=state.draining,
+            waiting_tokens=sum(len(each.tokens) for each in state.queue),
         )
 
     def check(self) -> None:

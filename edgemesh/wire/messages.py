@@ -204,7 +204,8 @@ class Failed(Message, frozen=True):
 class LoadReport(Message, frozen=True):
     """group -> router: how busy the group is; a higher ``revision`` replaces a lower one.
 
-    ``outstanding_tokens``: prompt tokens not yet computed plus tokens that may still be generated.
+    ``outstanding_tokens``: prompt tokens not yet computed plus tokens that may still be generated. ``waiting_tokens``: prompt
+    tokens of the requests that wait.
     ``seen``: placements that the group had received when it wrote this.
     """
 
@@ -218,6 +219,7 @@ class LoadReport(Message, frozen=True):
     total_pages: NonNegative
     seen: NonNegative
     draining: bool = False
+    waiting_tokens: NonNegative = 0
 
 
 # --- a step: the barrier ---------------------------------------------------------------------------

@@ -104,6 +104,17 @@ def test_waiting_tokens_are_limited_but_one_request_always_fits():
     assert state.choose(submit()).status == 429
 
 
+def test_what_may_be_generated_does_not_wait():
+    """Chats that state no length may take the whole context; that is no reason to turn short prompts away."""
+    state = router(1, max_waiting_tokens=1000)
+    for number in range(50):
+        assert place(state, submit(range(20), name=f"r{number}", max_tokens=100_000)).group == 0
+    assert state.choose(submit()).status == 429
+    state.report(LoadReport(0, 0, 1, 50, 1, 5_000_000, 10, 10, 50, waiting_tokens=980))
+    assert place(state, submit(range(20))).group == 0
+    assert state.choose(submit(range(1))).status == 429
+
+
 def test_without_a_group_that_reports_there_is_nowhere_to_go():
     state = RouterState(Config(2, "prefix", 1.25, 10, 1000, 4))
     assert state.choose(submit()).status == 503
@@ -160,5 +171,6 @@ def test_the_account_equals_the_truth_however_reports_are_late(events):
         for each, account in enumerate(state.loads):
             unseen = account.placed - told[each][1]
             assert len(account.unseen) == unseen
-            assert account.outstanding_tokens == told[each][0] + sum(account.unseen)
-            assert account.unseen_tokens == sum(account.unseen)
+            assert account.outstanding_tokens == told[each][0] + sum(tokens for tokens, _ in account.unseen)
+            assert account.unseen_tokens == sum(tokens for tokens, _ in account.unseen)
+            assert account.waiting_tokens == account.unseen_prompts == sum(prompt for _, prompt in account.unseen)

@@ -483,3 +483,15 @@ def test_a_plan_fits_one_message_however_many_rows_come_with_their_history():
             apply(state, step, Done(0, plane, 0, 0, slots, (1,) * len(slots), firsts))
     assert sorted(joined) == sorted(f"r{number}" for number in range(count))
     assert MAX_FRAMES // 4 < largest <= MAX_FRAMES
+
+
+def test_the_load_tells_the_prompts_that_wait():
+    world = scripted(slots=2)
+    for number in range(5):
+        ask(world, f"r{number}", list(range(7)), 3)
+    assert (world.scheduler.load(1).waiting, world.scheduler.load(1).waiting_tokens) == (5, 35)
+    world.step()
+    load = world.scheduler.load(2)
+    assert (load.waiting, load.waiting_tokens) == (3, 21)
+    world.finish()
+    assert (world.scheduler.load(3).waiting_tokens, world.scheduler.load(3).outstanding_tokens) == (0, 0)
