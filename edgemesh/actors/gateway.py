@@ -135,8 +135,9 @@ class GatewayActor:
             case Stop():
                 self.stopped = True
                 self.service.serving = False
-                self.service.reason = message.reason or "the server is stopping"
-                self.service.streams.fail_all(unavailable(f"the server stopped: {self.service.reason}"))
+                if not self._draining:  # what ended the drain is nothing to clients: the server shuts down
+                    self.service.reason = message.reason or "the server is stopping"
+                self.service.streams.fail_all(unavailable(f"the server stopped: {message.reason or 'it was told to'}"))
             case _:
                 assert_never(message)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -11,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgemesh.actors.gateway import HttpServer
+from edgemesh.actors.gateway import GatewayActor, HttpServer
 from edgemesh.actors.gateway_http import Bodies, ClientGoneError
 from edgemesh.actors.gateway_keys import ApiKeys, read_keys
 from edgemesh.actors.gateway_metrics import Metrics, merge
 from edgemesh.actors.gateway_protocol import MAX_HEAD_BYTES, BoundedProtocol
 from edgemesh.api.errors import ApiError
+from edgemesh.runtime.trace import ListTrace
+from edgemesh.topology import Topology, derive
+from edgemesh.wire.messages import Drain, Health, Stop
 
 
 class HastyProtocol(BoundedProtocol):
@@ -133,6 +137,26 @@ def test_a_disk_that_takes_no_metrics_stops_nobody(tmp_path, monkeypatch):
     assert b'edgemesh_generated_tokens_total{gateway="gateway-0"} 1.0' in other.text()
     one.share()
     assert b'edgemesh_generated_tokens_total{gateway="gateway-0"} 2.0' in other.text()
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ([Stop("rank-0 died")], "rank-0 died"),
+        ([Drain(1), Stop("drained")], "the server is shutting down"),
+        ([Health(0, serving=False, reason="rank-0 died"), Stop("rank-0 died")], "rank-0 died"),
+        ([Drain(1), Health(0, serving=False, reason="rank-0 died"), Stop("rank-0 died")], "rank-0 died"),
+    ],
+)
+def test_clients_hear_why_a_server_takes_nothing_and_not_what_ended_its_drain(told, reason):
+    port = SimpleNamespace(trace=ListTrace(), send=Mock(), now=lambda: 0)
+    gateway = GatewayActor(derive(Topology(), "/run/bench"), "gateway-0", 0, port, "http://x")
+    gateway._take(Health(0, serving=True), None)
+    for message in told:
+        gateway._take(message, None)
+    assert gateway.service.reason == reason
+    with pytest.raises(ApiError, match=f"this server does not take requests now: {reason}"):
+        gateway.service.ready()
 
 
 PIECES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.booleans()), max_size=40)
