@@ -108,7 +108,10 @@ class Engine(Section, frozen=True):
     ] = "auto"
     attention: Annotated[
         Literal["auto", "torch", "flash-attn"],
-        Meta(description="Attention kernels. auto: flash-attn on CUDA, torch on CPU."),
+        Meta(
+            description="Attention kernels. auto: on CUDA flash-attn where it is installed and own Triton kernels elsewhere, torch on CPU."
+            " On CUDA torch means the own kernels."
+        ),
     ] = "auto"
     mps: Annotated[
         Literal["auto", "on", "off"],

@@ -1,8 +1,10 @@
 """Small random models on a GPU, and a group that plans for one rank of them."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 import transformers
 
@@ -10,6 +12,7 @@ from edgemesh.engine.collectives import alone
 from edgemesh.engine.cuda.attention import PagedAttention
 from edgemesh.engine.cuda.runner import CudaRunner
 from edgemesh.engine.layout import Split, local
+from edgemesh.engine.local import local_collectives
 from edgemesh.engine.shape import read_shape
 from edgemesh.engine.turns import Limits, Station
 from edgemesh.engine.weights import DTYPES, shard_all
@@ -34,7 +37,7 @@ COMMON = {
     "eos_token_id": 2,
 }
 FAMILIES = {
-    "llama": {"num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128},
+    "llama": {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128},
     "qwen2": {"tie_word_embeddings": True, "num_attention_heads": 7, "num_key_value_heads": 1},
     "qwen3": {},
 }
@@ -67,10 +70,55 @@ def make_runner(
     sizes_kv = (shape.layers, 2, PAGES, PAGE_TOKENS, local(shape, split).kv_local, shape.head_dim)
     tensors["kv"] = torch.full(sizes_kv, 1e3, dtype=DTYPES["bfloat16"], device="cuda")
     limits = Limits(PAGES, PAGE_TOKENS, SLOTS, POSITIONS, shape.vocab)
+    torch.cuda.synchronize()
     torch.cuda.set_stream(torch.cuda.Stream())
     runner = CudaRunner(Station(0, plane, 0), limits, shape, split, tensors, alone(), attention, sizes)
     runner.warm_up(512, lambda _line: None)
     return runner
+
+
+class ThreadedRanks:
+    """Every rank of a coupled set in a thread of its own, all on one GPU and one stream; group 0 has work, the others idle.
+
+    Collectives meet on the host, so steps run eagerly. It answers as the first rank.
+    """
+
+    def __init__(self, path, attention: PagedAttention, attn_tp: int, groups: int) -> None:
+        shape = read_shape(path / "config.json", "bfloat16")
+        limits = Limits(PAGES, PAGE_TOKENS, SLOTS, POSITIONS, shape.vocab)
+        ends = local_collectives(attn_tp, groups, pads=groups > 1)
+        self._attn_tp = attn_tp
+        self._groups = groups
+        self._runners = []
+        for rank, end in enumerate(ends):
+            group, attn_rank = divmod(rank, attn_tp)
+            split = Split(attn_tp, attn_rank, attn_tp * groups, rank)
+            tensors = {name: each.cuda() for name, each in shard_all(path, split, "bfloat16").items()}
+            sizes_kv = (shape.layers, 2, PAGES, PAGE_TOKENS, local(shape, split).kv_local, shape.head_dim)
+            tensors["kv"] = torch.full(sizes_kv, 1e3, dtype=DTYPES["bfloat16"], device="cuda")
+            station = Station(group, Plane.MIXED, 0, group, groups)
+            self._runners.append(CudaRunner(station, limits, shape, split, tensors, end, attention, ()))
+        torch.cuda.synchronize()
+        self._turns = self._runners[0]._turns
+        self._flying = self._runners[0]._flying
+
+    def submit(self, plan: Plan) -> None:
+        verdict = msgspec.structs.replace(plan.verdict, tokens=(*plan.verdict.tokens, *[0] * (self._groups - 1)))
+        plans = [msgspec.structs.replace(plan, verdict=verdict)]
+        plans += [IdlePlan(group, plan.plane, plan.epoch, plan.tick, verdict) for group in range(1, self._groups)]
+        with ThreadPoolExecutor(len(self._runners)) as pool:
+            each = [plans[rank // self._attn_tp] for rank in range(len(self._runners))]
+            list(pool.map(lambda runner, mine: runner.submit(mine), self._runners, each))
+
+    def finished(self):
+        torch.cuda.synchronize()
+        answers = [runner.finished() for runner in self._runners]
+        for number, answer in enumerate(answers):
+            first = answers[number // self._attn_tp * self._attn_tp]
+            assert (answer.tick, type(answer)) == (first.tick, type(first))
+            if number < self._attn_tp:
+                assert (answer.tokens, answer.firsts) == (first.tokens, first.firsts)
+        return answers[0]
 
 
 @dataclass(eq=False)
@@ -98,7 +146,7 @@ class Stream:
 class Driver:
     """A group that plans one tick after the other; ``submit`` plans ahead, ``take`` waits for the oldest answer."""
 
-    def __init__(self, runner: CudaRunner) -> None:
+    def __init__(self, runner: CudaRunner | ThreadedRanks) -> None:
         self.runner = runner
         self.tick = 0
         self.free = list(range(1, PAGES))

@@ -8,10 +8,13 @@ if not torch.cuda.is_available():
 from edgemesh.engine.attention.batch import AttentionBatch, Span
 from edgemesh.engine.attention.sdpa import SdpaAttention
 from edgemesh.engine.collectives import alone
+from edgemesh.engine.cuda import matvec
 from edgemesh.engine.cuda.attention import AttentionUnavailableError, Prompts, Rows, choose
+from edgemesh.engine.cuda.cutting import CutRow, Cutter
 from edgemesh.engine.cuda.drawing import ELSEWHERE, Drawer, Draws
 from edgemesh.engine.cuda.kernels import Turner, add_rms_norm, rms_norm, silu_mul
 from edgemesh.engine.cuda.paged import TritonAttention
+from edgemesh.engine.cuda.staging import Outbox
 from edgemesh.engine.noise import row_stem
 from edgemesh.engine.sampler import Row, Sampler
 from edgemesh.wire.messages import Sampling
@@ -197,3 +200,61 @@ def test_draws_follow_the_distribution():
     wanted = logits[0].float().softmax(dim=-1)
     found = torch.bincount(tokens, minlength=width) / count
     assert (found - wanted).abs().max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("settings", "temperature"),
+    [
+        ({"top_k": 3}, 1.0),
+        ({"top_p": 0.5}, 1.0),
+        ({"min_p": 0.4}, 0.8),
+        ({"top_k": 2}, 1.0),
+        ({"top_k": 9, "top_p": 0.9}, 2.0),
+    ],
+)
+def test_cut_rows_follow_the_distribution_of_what_the_cut_keeps(settings, temperature):
+    count, width = 2048, 5000
+    base = randn(width, seed=9) * 3
+    logits = base.expand(count, width).contiguous()
+    scaled = base.float() / temperature
+    probabilities, order = scaled.softmax(dim=-1).sort(descending=True, stable=True)
+    above = probabilities.cumsum(0) - probabilities
+    kept = torch.ones_like(above, dtype=torch.bool)
+    if "top_k" in settings:
+        kept &= torch.arange(width, device="cuda") < settings["top_k"]
+    if "top_p" in settings:
+        kept &= above < settings["top_p"]
+    if "min_p" in settings:
+        kept &= probabilities >= probabilities[0] * settings["min_p"]
+    last, position, attempt = (torch.full((count + 1,), 6, dtype=torch.int32, device="cuda") for _ in range(3))
+    attempt.zero_()
+    rows = [
+        CutRow(at, at if at % 2 else -1, Row(Sampling(seed=77 * at, temperature=temperature, **settings), 7, 0))
+        for at in range(count)
+    ]
+    tokens = torch.full((count,), -9, dtype=torch.int32, device="cuda")
+    cutter = Cutter(0, width, alone().attn, last, position, attempt, Outbox(torch.device("cuda"), 1 << 16))
+    cutter.draw(logits, rows, tokens)
+    found = tokens.tolist()
+    drawn = [token for token in found if token >= 0]
+    assert set(found) <= {-1, *order[kept].tolist()}
+    assert len(drawn) > 0.98 * count
+    wanted = probabilities[kept] / probabilities[kept].sum()
+    shares = torch.bincount(torch.tensor(drawn, device="cuda"), minlength=width)[order[kept]] / len(drawn)
+    assert (shares - wanted).abs().max() < 0.05
+    for at in (1, 3, 501):
+        took = found[at] >= 0
+        assert last[at] == (found[at] if took else 6)
+        assert position[at] == 6 + took
+        assert attempt[at] == (not took)
+    assert position[::2].eq(6).all()
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(6144, 4096), (4096, 12288), (1004, 520)])
+def test_one_row_times_a_matrix(outer, inner):
+    x, weight = randn(1, inner), randn(outer, inner, seed=1)
+    product = x.float() @ weight.float().t()
+    close(matvec.dot(x, weight), product)
+    if outer % 2 == 0:
+        gate, up = product.bfloat16().float().chunk(2, dim=-1)
+        close(matvec.gated(x, weight), functional.silu(gate) * up)

@@ -53,21 +53,34 @@ class PagedAttention(Protocol):
         """Whether a decode step of so many rows is slower over a block table much wider than its contexts."""
 
 
+class FastestAttention:
+    """One backend's kernels for prompts, another's for decode rows."""
+
+    def __init__(self, prompts: PagedAttention, rows: PagedAttention) -> None:
+        self.name = f"{prompts.name}, {rows.name}"
+        self.prompts = prompts.prompts
+        self.rows = rows.rows
+        self.width_matters = rows.width_matters
+
+
 def choose(wanted: str, page_tokens: int, head_dim: int, say: Callable[[str], None]) -> PagedAttention:
     """The kernels for ``auto``, ``flash-attn`` or ``torch``; says which and why. Raises ``AttentionUnavailableError``."""
     obstacle = _flash_obstacle(page_tokens, head_dim)
     if wanted == "flash-attn" and obstacle:
         message = f"engine.attention: 'flash-attn' does not run here: {obstacle}; allowed: 'auto', 'torch'"
         raise AttentionUnavailableError(message)
-    if wanted == "torch" or obstacle:
-        from edgemesh.engine.cuda.paged import TritonAttention  # noqa: PLC0415 - only the chosen kernels are compiled
+    from edgemesh.engine.cuda.paged import TritonAttention  # noqa: PLC0415 - Triton is there where cards are
 
+    if wanted == "torch" or obstacle:
         say(f"attention: own Triton kernels ({obstacle or 'as engine.attention says'})")
         return TritonAttention()
     from edgemesh.engine.cuda.flash import FlashAttention, version  # noqa: PLC0415 - it need not be installed
 
-    say(f"attention: flash-attn {version()} ({'as engine.attention says' if wanted != 'auto' else 'it is installed'})")
-    return FlashAttention()
+    if wanted == "flash-attn":
+        say(f"attention: flash-attn {version()} (as engine.attention says)")
+        return FlashAttention()
+    say(f"attention: flash-attn {version()} for prompts, own Triton kernels for decode rows (the faster of each)")
+    return FastestAttention(FlashAttention(), TritonAttention())
 
 
 def _flash_obstacle(page_tokens: int, head_dim: int) -> str:

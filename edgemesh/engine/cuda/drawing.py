@@ -18,9 +18,9 @@ GREEDY: Final = 0.0
 """The heat of a row that takes its best token."""
 
 ELSEWHERE: Final = -1.0
-"""The heat of a row that another sampler draws."""
+"""The heat of a row that is drawn after the others, by other kernels or by the sampler."""
 
-_COLUMNS: Final = 2048
+COLUMNS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,33 @@ class Draws:
 
     def __len__(self) -> int:
         return len(self.heats)
+
+
+@kernel()
+def noise(stem: tl.tensor, position: tl.tensor, draw: tl.tensor, ids: tl.tensor) -> tl.tensor:
+    """Standard Gumbel noise of these token ids, for the ``draw``-th draw of the token at ``position`` of the row of ``stem``."""
+    key = stem.to(tl.uint64, bitcast=True)
+    for step in tl.static_range(2):
+        # SplitMix64's finaliser over the position, then over the number of the draw.
+        key += 0x9E3779B97F4A7C15
+        if step == 0:
+            key += position.to(tl.uint64)
+        else:
+            key += draw.to(tl.uint64)
+        key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9
+        key = (key ^ (key >> 27)) * 0x94D049BB133111EB
+        key = key ^ (key >> 31)
+    x = ids.to(tl.uint32) * 2654435769 + (key & 0xFFFFFFFF).to(tl.uint32)
+    x = (x ^ (x >> 16)) * 2246822507
+    x = (x ^ (x >> 13)) + (key >> 32).to(tl.uint32)
+    x = x * 3266489909
+    x = (x ^ (x >> 16)) * 668265263
+    x = x ^ (x >> 15)
+    uniform = ((x & 0x7FFFFFFF).to(tl.float32) + 0.5) * 4.656612873077393e-10
+    uniform = tl.minimum(uniform, 1 - 5.9604644775390625e-08)
+    # -log(1 - u), by its series where the difference would lose u's digits.
+    series = uniform * (1 + uniform * (1 / 2 + uniform * (1 / 3 + uniform * (1 / 4 + uniform / 5))))
+    return -tl.log(tl.where(uniform < 0.02, series, -tl.log(1 - uniform)))
 
 
 @kernel()
@@ -61,28 +88,7 @@ def _best(
     score = tl.load(logits + row * stride + at, mask=at < width, other=float("-inf")).to(tl.float32)
     heat = tl.load(heats + row)
     if heat > 0:
-        key = tl.load(stems + row).to(tl.uint64, bitcast=True)
-        for step in tl.static_range(2):
-            # The position, then the number of the draw, which is 0: SplitMix64's finaliser over both.
-            key += 0x9E3779B97F4A7C15
-            if step == 0:
-                key += tl.load(positions + row).to(tl.uint64)
-            key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9
-            key = (key ^ (key >> 27)) * 0x94D049BB133111EB
-            key = key ^ (key >> 31)
-        x = (first_id + at).to(tl.uint32) * 2654435769 + (key & 0xFFFFFFFF).to(tl.uint32)
-        x = (x ^ (x >> 16)) * 2246822507
-        x = (x ^ (x >> 13)) + (key >> 32).to(tl.uint32)
-        x = x * 3266489909
-        x = (x ^ (x >> 16)) * 668265263
-        x = x ^ (x >> 15)
-        uniform = ((x & 0x7FFFFFFF).to(tl.float32) + 0.5) * 4.656612873077393e-10
-        uniform = tl.minimum(uniform, 1 - 5.9604644775390625e-08)
-        # -log(1 - u), by its series where the difference would lose u's digits.
-        series = uniform * (1 + uniform * (1 / 2 + uniform * (1 / 3 + uniform * (1 / 4 + uniform / 5))))
-        exponential = tl.where(uniform < 0.02, series, -tl.log(1 - uniform))
-        score = score / heat - tl.log(exponential)
-        score = tl.where(at < width, score, float("-inf"))
+        score = score / heat + noise(tl.load(stems + row), tl.load(positions + row), part * 0, first_id + at)
     best, where = tl.max(score, axis=0, return_indices=True)
     tl.store(values + row * blocks + part, best)
     tl.store(ids + row * blocks + part, first_id + part * columns + where)
@@ -144,7 +150,7 @@ class Drawer:
     def draw(self, logits: Tensor, draws: Draws, tokens: Tensor) -> None:
         """Fill ``tokens`` ``[rows]`` (int32) from ``logits`` ``[rows, width]``."""
         rows = len(draws)
-        blocks = max(-(-self._width // _COLUMNS), 1)
+        blocks = max(-(-self._width // COLUMNS), 1)
         values = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
         ids = torch.empty((rows, blocks), dtype=torch.int32, device=logits.device)
         pair = torch.empty((2, rows), dtype=torch.int32, device=logits.device)
@@ -159,7 +165,7 @@ class Drawer:
             self._width,
             self._start,
             blocks,
-            _COLUMNS,
+            COLUMNS,
             num_warps=4,
         )
         _pair[(rows,)](values, ids, pair, rows, blocks, block(blocks), num_warps=1)

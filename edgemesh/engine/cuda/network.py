@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from edgemesh.engine.cuda import matvec
 from edgemesh.engine.cuda.kernels import Turner, add_rms_norm, rms_norm, silu_mul
 from edgemesh.engine.layers import rope_frequencies
 from edgemesh.engine.layout import Split, local
@@ -61,8 +62,8 @@ class CudaNetwork:
             attended = flow.from_attention(self._attention(layer, rows, positions, places, attend))
             normed = add_rms_norm(x, attended, layer.post_norm, self._eps)
             rows = flow.to_mlp(normed)
-            gated = silu_mul(functional.linear(rows, layer.gate_up))
-            added = flow.from_mlp(functional.linear(gated, layer.down))
+            gated = matvec.gated(rows, layer.gate_up) if len(rows) == 1 else silu_mul(linear(rows, layer.gate_up))
+            added = flow.from_mlp(linear(gated, layer.down))
             last = number + 1 == len(self._layers)
             normed = add_rms_norm(x, added, self._norm if last else self._layers[number + 1].input_norm, self._eps)
         return flow.to_attention(normed)
@@ -70,7 +71,9 @@ class CudaNetwork:
     def logits(self, hidden: Tensor, into: Tensor) -> Tensor:
         """``[rows, vocab_count]`` of this rank's part of the vocabulary, in the first rows of ``into``."""
         found = into[: len(hidden)]
-        if found.shape[1]:
+        if len(hidden) == 1 and found.shape[1]:
+            matvec.dot(hidden, self._lm_head, found)
+        elif found.shape[1]:
             torch.mm(hidden, self._lm_head.t(), out=found)
         return found
 
@@ -89,10 +92,18 @@ class CudaNetwork:
         real = len(positions)
         if not real:
             return torch.zeros_like(rows)
-        qkv = functional.linear(rows[:real], layer.qkv, layer.qkv_bias)
+        qkv = linear(rows[:real], layer.qkv, layer.qkv_bias)
         q = self._turner.turn(qkv, positions, places, layer.norms, layer.pages)
-        output = functional.linear(attend(q, layer.pages), layer.o, layer.o_bias)
+        output = linear(attend(q, layer.pages), layer.o, layer.o_bias)
         return functional.pad(output, (0, 0, 0, len(rows) - real)) if real < len(rows) else output
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``, by the kernels that suit the number of rows."""
+    if len(x) != 1:
+        return functional.linear(x, weight, bias)
+    product = matvec.dot(x, weight)
+    return product if bias is None else product.add_(bias)
 
 
 def _layer(tensors: Mapping[str, Tensor], number: int) -> LayerWeights:

@@ -123,7 +123,7 @@ class DeviceBatch:
         self._limits = limits
         self._outbox = outbox
         count = limits.slots + 1
-        sizes = {"index": widest, "last": count, "position": count, "heat": count, "stem": 2 * count}
+        sizes = {"index": widest, "last": count, "position": count, "heat": count, "stem": 2 * count, "attempt": count}
         self._at: dict[str, int] = {}
         total = 0
         for name, size in (*sizes.items(), ("pages", count * limits.row_pages)):
@@ -135,7 +135,7 @@ class DeviceBatch:
             return self._state[self._at[name] : self._at[name] + size]
 
         self._index = view("index", widest)
-        self.last, self.position = view("last", count), view("position", count)
+        self.last, self.position, self.attempt = (view(name, count) for name in ("last", "position", "attempt"))
         self._heat = view("heat", count).view(torch.float32)
         self._stem = view("stem", 2 * count).view(torch.int64)
         self._pages = view("pages", count * limits.row_pages)
@@ -214,6 +214,7 @@ class DeviceBatch:
         slot = join.slot
         self.rows[slot] = row
         self.put(slot, join.token, join.position)
+        self._edits[self._at["attempt"] + slot] = row.attempt
         stem = row_stem(row.sampling.seed, row.sampling.choice)
         at = self._at["stem"] + 2 * slot
         self._edits[at], self._edits[at + 1] = _signed(stem & 0xFFFFFFFF), _signed(stem >> 32)
@@ -238,10 +239,12 @@ class DeviceBatch:
 
 
 def heat(row: Row) -> float:
-    """How the device draws a row: by its temperature, greedily, or not at all."""
-    if row.cut or row.shaper is not None or row.sampling.logprobs >= 0:
+    """How a step draws a row: by its temperature, greedily, or after the others."""
+    if row.shaper is not None or row.sampling.logprobs >= 0:
         return ELSEWHERE
-    return row.sampling.temperature if row.hot else GREEDY
+    if not row.hot or row.sampling.top_k == 1:
+        return GREEDY
+    return ELSEWHERE if row.cut else row.sampling.temperature
 
 
 def _signed(value: int) -> int:

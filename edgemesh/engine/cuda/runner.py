@@ -1,38 +1,37 @@
 """Executes plans on one GPU, in order and ahead of the host: a step is enqueued while the one before it runs.
 
 Decode steps that the verdict wants as graphs are replayed over the persistent batch; all others run eagerly. Tokens stay on
-the device for the next step, and come to the host when their copy is through. A row with settings that the device does not draw by
-(a cut, penalties, log-probabilities, a mask) makes its step wait for the sampler.
+the device for the next step, and come to the host when their copy is through. Rows that are cut are drawn after the others, on the device
+too; a row with penalties, bias, log-probabilities or a mask makes its step wait for the sampler.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from edgemesh.engine.collectives import Collectives
+from edgemesh.engine.cuda.afterwards import Afterwards
 from edgemesh.engine.cuda.attention import PagedAttention
 from edgemesh.engine.cuda.drawing import Drawer
+from edgemesh.engine.cuda.flights import Drawing, Flight
 from edgemesh.engine.cuda.graphs import Graphs
 from edgemesh.engine.cuda.nccl import settle
 from edgemesh.engine.cuda.network import CudaNetwork
 from edgemesh.engine.cuda.packing import Packed, pack
-from edgemesh.engine.cuda.rows import DeviceBatch, StepRows, heat
+from edgemesh.engine.cuda.rows import DeviceBatch, StepRows
 from edgemesh.engine.cuda.staging import Inbox, Outbox
 from edgemesh.engine.layout import Split
-from edgemesh.engine.redraws import Redraws
-from edgemesh.engine.sampler import NO_TOKEN, Row, Sampler
+from edgemesh.engine.sampler import Row
 from edgemesh.engine.shape import ModelShape
-from edgemesh.engine.shaping import mask_row, shaper
 from edgemesh.engine.streams import Dealt, Stream, Whole, stream
 from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Plane
-from edgemesh.wire.messages import Chunk, Done, IdleDone, IdlePlan, Join, Logprob, Plan, Prefill, Sampling
+from edgemesh.wire.messages import Chunk, Done, IdleDone, IdlePlan, Plan, Prefill, Sampling
 
 MAX_FLYING: Final = 4
 """Steps that may be enqueued at once; a group plans two ahead."""
@@ -41,29 +40,6 @@ WIDTHS: Final = (16, 64)
 """Block tables (in pages) that small batches have graphs of their own for, beside the widest."""
 
 _OUTBOX_BYTES: Final = 1 << 16
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A step under way: what its answer needs, and tokens that were drawn elsewhere by their row."""
-
-    plan: Plan | IdlePlan
-    began_ns: int
-    inbox: Inbox
-    ran: tuple[int, ...] = ()
-    firsts: int = 0
-    patch: dict[int, int] = field(default_factory=dict)
-    logprobs: dict[int, Logprob] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawing:
-    """A row of a step that draws: its place among them, its request, and the slot it has (-1: a prompt's end)."""
-
-    number: int
-    request: str
-    row: Row
-    slot: int
 
 
 class CudaRunner:
@@ -91,19 +67,18 @@ class CudaRunner:
         self._kv_heads = self._network.sizes.kv_local
         device = tensors["kv"].device
         start, width = self._network.sizes.vocab_start, self._network.sizes.vocab_count
-        self._start, self._width, self._device = start, width, device
+        self._width, self._device = width, device
         widest = max((*sizes, limits.slots))
         self._outbox = Outbox(device, _OUTBOX_BYTES)
         self._batch = DeviceBatch(limits, widest, device, self._outbox)
         self._drawer = Drawer(start, width, collectives.attn, self._batch.last, self._batch.position)
-        self._sampler = Sampler(start, width, shape.vocab, collectives.attn, device)
+        self._after = Afterwards(start, width, shape.vocab, collectives.attn, self._batch, self._outbox, device)
         self._rows = StepRows.empty(widest, widest, widest, limits.row_pages, device)
         self._tokens = torch.zeros(widest, dtype=torch.int32, device=device)
         self._logits = torch.empty((widest, width), dtype=tensors["lm_head"].dtype, device=device)
         self._graphs = Graphs(sizes, self._table_widths, self._decode_step)
         self._inboxes = [Inbox(device, widest) for _ in range(MAX_FLYING)]
-        self._flying: deque[_Flight] = deque()
-        self._redraws = Redraws()
+        self._flying: deque[Flight] = deque()
         self._freed_ns = 0
 
     @property
@@ -127,6 +102,7 @@ class CudaRunner:
             for length in sorted({1, min(17, chunk_tokens), chunk_tokens}):
                 self._prompt_step(length)
             torch.cuda.current_stream().synchronize()
+        self._after.warm_up(self._logits, self._tokens)
         if self._graphs.sizes:
             began = time.perf_counter()
             count = self._graphs.capture()
@@ -139,12 +115,12 @@ class CudaRunner:
         self._turns.check(plan, self._count)
         self._refuse(plan)
         self._turns.tick += 1
-        flight = _Flight(plan, began, self._inboxes[plan.tick % MAX_FLYING])
+        flight = Flight(plan, began, self._inboxes[plan.tick % MAX_FLYING])
         if isinstance(plan, IdlePlan):
             self._batch.idle()
             self._run(flight, None, [])
         else:
-            ran = self._batch.apply(plan.decode, map(self._joined, plan.decode.joins)) if plan.decode else []
+            ran = self._batch.apply(plan.decode, map(self._after.joined, plan.decode.joins)) if plan.decode else []
             flight.ran = tuple(ran)
             self._run(flight, plan.prefill, ran)
         self._flying.append(flight)
@@ -161,24 +137,7 @@ class CudaRunner:
         now = time.perf_counter_ns()
         step_ns = now - max(flight.began_ns, self._freed_ns)
         self._freed_ns = now
-        plan = flight.plan
-        head = (plan.group, plan.plane, plan.epoch, plan.tick)
-        if isinstance(plan, IdlePlan):
-            return IdleDone(*head, step_ns)
-        cut, count = flight.firsts, flight.firsts + len(flight.ran)
-        tokens = flight.inbox.tokens(count)
-        for number, token in flight.patch.items():
-            tokens[number] = token
-        logprobs = [flight.logprobs.get(number) for number in range(count)]
-        return Done(
-            *head,
-            flight.ran,
-            tuple(tokens[cut:]),
-            tuple(tokens[:cut]),
-            _asked(logprobs[cut:]),
-            _asked(logprobs[:cut]),
-            step_ns,
-        )
+        return flight.answer(self._after.landed(flight), step_ns)
 
     def execute(self, plan: Plan | IdlePlan) -> Done | IdleDone:
         """Run one step to its end."""
@@ -207,28 +166,19 @@ class CudaRunner:
         if fault:
             raise StepRefusedError(fault)
 
-    def _run(self, flight: _Flight, prefill: Prefill | None, ran: list[int]) -> None:
-        """Enqueue the step and the copy of its tokens, then what other rows need."""
+    def _run(self, flight: Flight, prefill: Prefill | None, ran: list[int]) -> None:
+        """Enqueue the step and the copy of its tokens."""
         plan = flight.plan
-        firsts = self._firsts(prefill)
-        flight.firsts = len(firsts)
+        drawings = self._after.drawings(prefill, ran)
+        flight.firsts = len(drawings) - len(ran)
         if plan.verdict.graph:
             self._batch.flush()
             self._graphs.replay(plan.verdict.bucket, self._pages(ran))
             tokens, logits = self._tokens, self._logits
         else:
-            tokens, logits = self._eager(plan, prefill, firsts, ran)
-        rows = [row for _, row in firsts] + [self._batch.rows[slot] for slot in ran]
-        elsewhere = self._elsewhere(plan, firsts, ran)
-        if elsewhere:
-            self._draw_elsewhere(flight, logits, elsewhere)
-        flight.inbox.fetch(tokens[: len(rows)])
-        drawn = [flight.patch.get(number, 0) for number in range(len(rows))]
-        if ran:
-            self._batch.slots.advance(drawn[len(firsts) :])
-        for row, token in zip(rows, drawn, strict=True):
-            # Rows that the device draws have no shaper to tell the token to.
-            row.took(token)
+            tokens, logits = self._eager(plan, prefill, drawings[: flight.firsts], ran)
+        self._after.draw(flight, drawings, logits, tokens, self._flying)
+        flight.inbox.fetch(tokens[: len(drawings)])
 
     def _pages(self, ran: Sequence[int]) -> int:
         """Pages of the longest running row."""
@@ -261,12 +211,14 @@ class CudaRunner:
         return Dealt(collectives, (rows,) * self._turns.station.groups)
 
     def _eager(
-        self, plan: Plan | IdlePlan, prefill: Prefill | None, firsts: Sequence[tuple[str, Row]], ran: list[int]
+        self, plan: Plan | IdlePlan, prefill: Prefill | None, firsts: Sequence[Drawing], ran: list[int]
     ) -> tuple[Tensor, Tensor]:
         """A step of prompts, of rows, of both or of neither: (tokens, logits) of the rows that draw."""
         flow = stream(self._collectives, plan.verdict, self._turns.station.member)
         self._batch.flush()
-        packed = pack(prefill, [row for _, row in firsts], len(ran), flow.rows, self._limits, self._batch, self._outbox)
+        packed = pack(
+            prefill, [each.row for each in firsts], len(ran), flow.rows, self._limits, self._batch, self._outbox
+        )
         return self._forward(packed, flow)
 
     def _forward(self, packed: Packed, flow: Stream) -> tuple[Tensor, Tensor]:
@@ -302,42 +254,6 @@ class CudaRunner:
         rows = [Row(Sampling(), length, 0) for length in lengths]
         self._forward(pack(prefill, rows, 0, tokens, limits, self._batch, self._outbox), self._whole(tokens))
 
-    # --- rows that draw ---
-
-    def _elsewhere(
-        self, plan: Plan | IdlePlan, firsts: Sequence[tuple[str, Row]], ran: Sequence[int]
-    ) -> list[_Drawing]:
-        """The rows that the device did not draw."""
-        found = [_Drawing(at, request, row, -1) for at, (request, row) in enumerate(firsts) if heat(row) < 0]
-        masked = set(plan.decode.masked) if isinstance(plan, Plan) and plan.decode else set()
-        for number, slot in enumerate(ran, len(firsts)):
-            row = self._batch.rows[slot]
-            if slot in masked or heat(row) < 0:
-                found.append(_Drawing(number, self._batch.slots.seats[slot].request, row, slot))
-        return found
-
-    def _draw_elsewhere(self, flight: _Flight, logits: Tensor, drawings: Sequence[_Drawing]) -> None:
-        """Draw these rows with the sampler, on all ranks of the group alike, and wait for their tokens."""
-        chosen = logits[[each.number for each in drawings]]
-        decode = flight.plan.decode if isinstance(flight.plan, Plan) else None
-        if decode is not None and decode.masked:
-            words = len(decode.masks) // len(decode.masked)
-            masks = {slot: at for at, slot in enumerate(decode.masked)}
-            for each, row_logits in zip(drawings, chosen, strict=True):
-                if each.slot in masks:
-                    at = masks[each.slot] * words
-                    mask_row(row_logits, decode.masks.slice(at, at + words).tolist(), self._start)
-        drawn = self._sampler.draw(chosen, [each.row for each in drawings])
-        self._redraws.remember(
-            (each.request, each.row, token) for each, token in zip(drawings, drawn.tokens, strict=True)
-        )
-        for each, token, logprob in zip(drawings, drawn.tokens, drawn.logprobs, strict=True):
-            flight.patch[each.number] = token
-            if logprob is not None:
-                flight.logprobs[each.number] = logprob
-            if each.slot >= 0 and token != NO_TOKEN:
-                self._batch.put(each.slot, token, each.row.position)
-
     def _count(self, plan: Plan) -> int:
         if plan.decode is None:
             return 0
@@ -345,26 +261,3 @@ class CudaRunner:
         if fault:
             raise StepRefusedError(fault)
         return rows
-
-    def _firsts(self, prefill: Prefill | None) -> list[tuple[str, Row]]:
-        """The rows of final chunks, with their requests."""
-        return [
-            (
-                chunk.request,
-                self._row(chunk.request, chunk.sampling, chunk.start + chunk.length, chunk.emitted, chunk.history),
-            )
-            for chunk in (prefill.chunks if prefill else ())
-            if chunk.sampling is not None
-        ]
-
-    def _joined(self, join: Join) -> Row:
-        return self._row(join.request, join.sampling, join.position + 1, join.emitted, join.history)
-
-    def _row(self, request: str, sampling: Sampling, position: int, emitted: int, history: TokenArray) -> Row:
-        shape = shaper(sampling, self._start, self._width, history.tolist(), emitted, self._device)
-        return self._redraws.row(request, sampling, position, emitted, shape)
-
-
-def _asked(logprobs: Sequence[Logprob | None]) -> tuple[Logprob | None, ...]:
-    """No entries at all where nobody asked."""
-    return tuple(logprobs) if any(each is not None for each in logprobs) else ()
