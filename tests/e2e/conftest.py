@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from e2e_clients import Traces
 
 from edgemesh.bench.launch import Launched
 
@@ -82,6 +83,16 @@ def served(request, mesh):
     """The running mesh that the parameter names: ``"tp2-dp2 split"``."""
     shape, planes = request.param.split()
     return mesh(shape, split={"split": True, "unified": False}[planes])
+
+
+@pytest.fixture
+def traces(served):
+    """What the mesh traces during this test; after it nothing runs any more, every page is back, and nothing was broken."""
+    found = Traces(served)
+    yield found
+    found.settle(10)
+    broken = list(found.events("request.broken", "link.undecodable", "link.refused", "epoch.stale"))
+    assert not broken, broken
 
 
 @pytest.fixture

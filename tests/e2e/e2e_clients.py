@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import re
 import socket
 import time
@@ -26,6 +27,12 @@ def body(path=COMPLETIONS, *, text="Hello", **fields):
     """A greedy request that does not end early."""
     asked = {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
     return {"model": MODEL, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | asked | fields
+
+
+def words(count, seed=0):
+    """A prompt of about ``count`` tokens that shares no beginning with that of another seed."""
+    draw = random.Random(seed)
+    return " ".join(f"{draw.randrange(1000)}" for _ in range(max(1, count // 3)))
 
 
 def together(served, calls, timeout=60):

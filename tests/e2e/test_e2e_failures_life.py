@@ -3,12 +3,14 @@
 import os
 import signal
 import stat
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from e2e_clients import posting, raw, text_of, together, wait_for
+from e2e_clients import COMPLETIONS, Traces, body, events_of, posting, raw, text_of, together, wait_for
 
 from edgemesh.bench.launch import free_port
 
@@ -60,6 +62,50 @@ def test_nobody_else_can_reach_a_link(served):
     assert len(sockets) > 10
     assert {stat.S_IMODE(path.parent.stat().st_mode) for path in sockets} == {0o700}
     assert {stat.S_IMODE(path.stat().st_mode) for path in served.traces.iterdir()} == {0o600}
+
+
+def test_a_drain_reaches_every_group_and_cuts_no_stream(fresh):
+    launched = fresh("null-dp4", split=True)
+    answers, done = [], threading.Event()
+
+    async def one(client, group):
+        response = await client.post(COMPLETIONS, json=body(text=f"{group}", group=group, max_tokens=600, stream=True))
+        answers.append((response.status_code, response.text))
+
+    async def wave(client, group):
+        while not done.is_set():
+            await one(client, group)
+
+    thread = threading.Thread(target=together, args=(launched, [partial(wave, group=g % 4) for g in range(16)]))
+    thread.start()
+    wait_for(lambda: len(answers) > 16, 60, "no answers")
+    done.set()
+    launched.signal(signal.SIGTERM)
+    wait_for(lambda: launched.health()[0] != 200, 5, "health does not say that it drains")
+    thread.join(60)
+    assert not thread.is_alive()
+    for status, text in answers:
+        assert status in {200, 503}
+        if status == 200:
+            assert sum(len(event["choices"]) for event in events_of(text)) > 1
+        else:
+            assert "shutting down" in text
+    assert launched.wait(30) == 0, launched.tell("the exit code of a drained mesh is 0")
+    assert launched.leftovers() == []
+
+
+@pytest.mark.parametrize("split", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_requests_that_are_preempted_say_what_they_say_alone(fresh, split):
+    launched = fresh("tp1", split=split, engine__kv_pages=9, group__reserve_tokens=0, group__prefix_cache=False)
+    texts = ("The river was wide and", "My grandmother used to say", "In the year 1850, the city")
+    alone = [text_of(together(launched, [posting(text=text, max_tokens=48)])[0]) for text in texts]
+    traces = Traces(launched)
+    answers = together(launched, [posting(text=text, max_tokens=48) for text in texts], timeout=120)
+    traces.settle(10)
+    assert list(traces.events("request.preempted", actors="group-*")), "the pool was large enough for all"
+    assert [text_of(answer) for answer in answers] == alone
+    assert launched.stop() == 0
+    assert launched.leftovers() == []
 
 
 ACTORS = ["rank-3.prefill", "group-1", "barrier-0", "router-0", "vault-0", "gateway-0"]
@@ -116,7 +162,8 @@ def test_the_first_request_of_every_group_of_a_legal_topology(fresh, shape, spli
     launched = fresh("tp1", split=split, mesh__tp=tp, mesh__dp=dp, mesh__attn_tp=attn_tp, engine__kv_pages=64)
     ask = {"text": "The capital of France is", "max_tokens": 8}
     said = [text_of(together(launched, [posting(**ask, group=group)], timeout=120)[0]) for group in range(dp)]
-    assert said == [" Paris. The capital of Spain is"] * dp or (len(set(said)) == 1 and "Paris" in said[0]), said
+    assert len(set(said)) == 1, said
+    assert "Paris" in said[0]
     # And all at once, in the other order.
     calls = [posting(**ask, group=group) for group in reversed(range(dp))]
     assert {text_of(answer) for answer in together(launched, calls, timeout=120)} == {said[0]}

@@ -1,0 +1,98 @@
+"""Clients that hang up, do not read, name their requests alike, or come by the thousand: four groups without a network."""
+
+import asyncio
+import contextlib
+import random
+import time
+from pathlib import Path
+
+import pytest
+from e2e_clients import CHAT, COMPLETIONS, OPEN, body, posting, raw, text_of, together, wait_for, words
+
+pytestmark = pytest.mark.parametrize("served", ["null-dp4 split"], indirect=True)
+
+GROUPS = range(4)
+GENERATED = "edgemesh_generated_tokens_total"
+
+
+@pytest.mark.parametrize("count", [48, pytest.param(400, marks=pytest.mark.full)])
+def test_clients_that_hang_up_at_any_moment_leave_nothing(served, traces, count):
+    draw = random.Random(count)
+
+    def one(number):
+        path, longest = draw.choice((CHAT, COMPLETIONS)), draw.choice((1, 30, 3000))
+        fields = {"stream": draw.random() < 0.5, "n": draw.choice((1, 1, 4)), "max_tokens": longest}
+        text, offset_s = words(draw.choice((3, 100, 1500)), number), draw.choice((0, 0.02, 0.3)) * draw.random()
+
+        async def call(client):
+            connection = await asyncio.to_thread(raw, served, path, text=text, **fields)
+            await asyncio.sleep(offset_s)  # the moment at which this client has had enough
+            connection.close()
+
+        return call
+
+    together(served, [one(number) for number in range(count)])
+    traces.settle()
+    ended = {event["request"].split("/")[0] for event in traces.events("request.aborted", actors="gateway-*")}
+    assert ended, "some of them left before their answer was complete"
+
+
+def test_the_same_request_id_many_times_at_once(served, traces):
+    async def call(client):
+        response = await client.post(
+            COMPLETIONS, json=body(max_tokens=50, request_id="twice", n=2), headers={"x-request-id": "once"}
+        )
+        assert response.headers["x-request-id"] == "twice"
+        return response.json()
+
+    answers = together(served, [call] * 16)
+    assert len({answer["id"] for answer in answers}) == 16
+    assert {answer["usage"]["completion_tokens"] for answer in answers} == {100}
+    assert len({text_of(answer, index) for answer in answers for index in (0, 1)}) == 32
+
+
+def resident_mb(served, actor):
+    pages = int(Path(f"/proc/{served.actors()[actor]}/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(32, marks=pytest.mark.full)])
+def test_clients_that_do_not_read_cost_the_gateway_little_and_others_no_wait(served, traces, count):
+    before, made_before = resident_mb(served, "gateway-0"), served.metric(GENERATED)
+    fields = {"max_tokens": 3000, "stream": True, "stream_options": {"include_usage": True}}
+    with contextlib.ExitStack() as stack:
+        first, *_ = [
+            stack.enter_context(raw(served, receive_bytes=4096, text=words(20, number), **fields))
+            for number in range(count)
+        ]
+        wait_for(lambda: served.metric(OPEN) == count, 10, "the streams are not all open")
+        made = -1.0
+
+        def stands():
+            nonlocal made
+            last, made = made, served.metric(GENERATED)
+            return made == last
+
+        wait_for(stands, 20, lambda: f"tokens are still made for clients that do not read: {made}", poll_s=0.5)
+        assert made - made_before < count * 2700
+        assert resident_mb(served, "gateway-0") - before < 10 + count / 2
+        # Their pages go to others long before the gateway gives them up.
+        start = time.monotonic()
+        together(served, [posting(text=words(30, 99 + group), group=group, max_tokens=4) for group in GROUPS])
+        assert time.monotonic() - start < 2 + count / 2
+        # One of them reads after all, and misses nothing.
+        said = b""
+        while b"[DONE]" not in said[-64:]:
+            more = first.recv(1 << 16)
+            assert more, said[-500:]
+            said += more
+        assert b'"completion_tokens":3000' in said, said[-500:]
+
+
+@pytest.mark.full
+def test_a_thousand_short_streams_at_once(served, traces):
+    answers = together(
+        served, [posting(text=f"{number}", max_tokens=4, stream=True) for number in range(1024)], timeout=300
+    )
+    assert all(text_of(answer) or answer for answer in answers)
+    assert len(answers) == 1024
