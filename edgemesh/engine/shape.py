@@ -162,7 +162,8 @@ def parse_shape(config: Mapping[str, Any], dtype: Dtype = "float32", source: str
     _require(config, source, "hidden_act", "silu")
     _require(config, source, "mlp_bias", expected=False)
     _require(config, source, "partial_rotary_factor", 1.0)
-    _require(_rope(config), source, "partial_rotary_factor", 1.0)
+    rope = _rope(config, source)
+    _require(rope, source, "partial_rotary_factor", 1.0)
     heads = _number(config, source, "num_attention_heads")
     hidden = _number(config, source, "hidden_size")
     bias = bool(config.get("attention_bias", False))
@@ -175,15 +176,15 @@ def parse_shape(config: Mapping[str, Any], dtype: Dtype = "float32", source: str
         "head_dim": _number(config, source, "head_dim", defaults.head_dim or hidden // heads),
         "mlp": _number(config, source, "intermediate_size"),
         "vocab": _number(config, source, "vocab_size"),
-        "rope_theta": _rope(config).get("rope_theta", 10000.0),
-        "rope_scaling": _rope_scaling(config, defaults, source),
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": _rope_scaling(config, rope, defaults, source),
         "norm_eps": config.get("rms_norm_eps", 1e-6),
         "qkv_bias": defaults.qkv_bias or bias,
         "o_bias": bias and defaults.family is not Family.QWEN2,
         "qk_norm": defaults.qk_norm,
         "tie": bool(config.get("tie_word_embeddings", False)),
         "max_position": _number(config, source, "max_position_embeddings", defaults.max_position),
-        "sliding_window": _sliding_window(config, defaults),
+        "sliding_window": _sliding_window(config, defaults, source),
         "dtype": dtype,
     }
     try:
@@ -221,25 +222,33 @@ def _require(config: Mapping[str, Any], source: str, key: str, expected: object)
         raise ModelError(message)
 
 
-def _sliding_window(config: Mapping[str, Any], defaults: _FamilyDefaults) -> int:
-    if "layer_types" in config and config["layer_types"] is not None:
-        used = "sliding_attention" in config["layer_types"]
+def _sliding_window(config: Mapping[str, Any], defaults: _FamilyDefaults, source: str) -> Any:  # noqa: ANN401 - checked with the rest
+    layers = config.get("layer_types")
+    if layers is not None and not isinstance(layers, list):
+        message = f"{source}: layer_types: {layers!r} is no list"
+        raise ModelError(message)
+    if layers is not None:
+        used = "sliding_attention" in layers
     else:
         used = bool(config.get("use_sliding_window", defaults.sliding_window > 0))
-    window = config.get("sliding_window", defaults.sliding_window)
-    return int(window) if used and window else 0
+    return (config.get("sliding_window", defaults.sliding_window) or 0) if used else 0
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Rotary settings in one place: newer configs nest them, older ones have them at the top."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(found, Mapping):
+        message = f"{source}: rope_parameters: {found!r} is no object"
+        raise ModelError(message)
+    rope = dict(found)
     if "rope_theta" not in rope and config.get("rope_theta") is not None:
         rope["rope_theta"] = config["rope_theta"]
     return rope
 
 
-def _rope_scaling(config: Mapping[str, Any], defaults: _FamilyDefaults, source: str) -> RopeScaling:
-    rope = _rope(config)
+def _rope_scaling(
+    config: Mapping[str, Any], rope: Mapping[str, Any], defaults: _FamilyDefaults, source: str
+) -> RopeScaling:
     kind = rope.get("rope_type", rope.get("type", "default"))
     allowed = [str(each) for each in RopeKind]
     if kind not in allowed:

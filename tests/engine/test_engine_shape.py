@@ -1,10 +1,13 @@
 """A config is read as transformers reads it, or refused with the field's name."""
 
+import contextlib
 import json
 
 import pytest
 import transformers
 from engine_vault_models import CONFIGS, SHAPES
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgemesh.engine.shape import Family, ModelError, RopeKind, parse_shape, read_shape
 
@@ -158,3 +161,31 @@ def test_llamas_attention_bias_is_on_all_four_projections():
     assert shape.family is Family.LLAMA
     assert shape.qkv_bias
     assert shape.o_bias
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["rope_type", "factor", "x"]), inner),
+    max_leaves=4,
+)
+KEYS = [
+    *("model_type", "hidden_act", "mlp_bias", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim"),
+    *("num_hidden_layers", "intermediate_size", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta"),
+    *("rope_parameters", "rope_scaling", "layer_types", "sliding_window", "use_sliding_window", "attention_bias"),
+    *("tie_word_embeddings", "partial_rotary_factor", "quantization_config", "num_experts", "auto_map"),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), ODD, max_size=3))
+def test_a_config_of_any_values_is_a_shape_or_a_clear_refusal(changes):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    config = {"model_type": "mistral", "num_key_value_heads": 2, "vocab_size": 100} | sizes | changes
+    refused = "config.json: "
+    with contextlib.suppress(ModelError):
+        try:
+            assert 1 <= parse_shape(config, source="config.json").context_limit <= 1 << 24
+        except ModelError as error:
+            refused = str(error)
+            raise
+    assert refused.startswith("config.json: ")
