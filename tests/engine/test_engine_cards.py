@@ -16,6 +16,7 @@ from edgemesh.engine.cuda.budget import Card, deal, numbers_of
 from edgemesh.engine.cuda.devices import check_allocator, device_of, ranks_on
 from edgemesh.engine.cuda.ipc import HANDLE_BYTES, DeviceRegion, opened
 from edgemesh.engine.cuda.nccl import PREFILL_CHANNELS, CommunicatorError, NcclBackend, channels_of, settle, within
+from edgemesh.engine.cuda.proof import ProductError, prove_products
 from edgemesh.engine.layout import Run, Split, source_shapes, targets
 from edgemesh.engine.memory import MemoryFault
 from edgemesh.engine.shape import ModelError, parse_shape
@@ -253,3 +254,33 @@ def test_noise_is_small_and_norms_are_near_one(tiny):
         assert 0 < (drawn - center).abs().max() <= SPREAD * 1.001
     with pytest.raises(ModelError, match="no tensor of that name"):
         checkpoint.read(Run("other", 0, 0, 1, 0))
+
+
+def weights_of(shape):
+    rows = {"layers.0.qkv": 48, "layers.0.gate_up": 80, "layers.0.down": 24, "lm_head": 200}
+    return {name: torch.randn(count, shape, dtype=torch.bfloat16) for name, count in rows.items()}
+
+
+def test_right_products_are_proven_and_wrong_ones_name_the_share(monkeypatch):
+    weights = weights_of(32)
+    prove_products(weights, 512, {})
+    real = torch.mm
+
+    def skipping(x, weight, out):
+        """What was seen: some tiles are left as they were."""
+        part = real(x, weight)
+        out[:, : len(part[0]) - 8] = part[:, :-8]
+
+    monkeypatch.setattr(torch, "mm", skipping)
+    with pytest.raises(
+        ProductError, match=r"1 rows times layers.0.qkv \[48, 32\] come out wrong: 8 of 48 elements"
+    ) as told:
+        prove_products(weights, 512, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"})
+    assert "80 % of the SMs" in str(told.value)
+    assert "decode.sm_percent to 100" in str(told.value)
+
+
+def test_products_that_are_written_but_wrong_are_found(monkeypatch):
+    monkeypatch.setattr(torch, "mm", lambda x, weight, out: out.copy_(x @ weight * 1.2))
+    with pytest.raises(ProductError, match=r"0 of 48 elements are no number, relative error 0\.(2|19)\d+ in .* dmesg"):
+        prove_products(weights_of(32), 512, {})
