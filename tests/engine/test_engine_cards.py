@@ -282,5 +282,5 @@ def test_right_products_are_proven_and_wrong_ones_name_the_share(monkeypatch):
 
 def test_products_that_are_written_but_wrong_are_found(monkeypatch):
     monkeypatch.setattr(torch, "mm", lambda x, weight, out: out.copy_(x @ weight * 1.2))
-    with pytest.raises(ProductError, match=r"0 of 48 elements are no number, relative error 0\.(2|19)\d+ in .* dmesg"):
+    with pytest.raises(ProductError, match=r"0 of 48 elements are no number, relative error 0\.(2|19).*dmesg"):
         prove_products(weights_of(32), 512, {})
