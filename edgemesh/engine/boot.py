@@ -1,6 +1,5 @@
 """From a lease to a running engine: memory, threads, collectives, a first forward."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -76,11 +75,8 @@ def boot(member: Member, station: Station, sizes: Sequence[int], say: Say) -> "I
     collectives = connect(member, leased.tensors.get(COLLECTIVE), deadline)
     split = Split(part.attn_tp, part.attn_rank, part.mlp_tp, part.mlp_rank)
     if mesh.topology.engine.device == "cuda":
-        from edgemesh.engine.cuda.proof import prove_products  # noqa: PLC0415 - where there are cards
-        from edgemesh.engine.cuda.start import start  # noqa: PLC0415
+        from edgemesh.engine.cuda.start import start  # noqa: PLC0415 - where there are cards
 
-        say("trying matrix products")
-        prove_products(leased.tensors, mesh.topology.prefill.chunk_tokens, os.environ)
         ahead = start(mesh.topology, station, limits, leased, split, collectives, sizes, say)
         collectives.world.barrier()
         return ahead

@@ -1,4 +1,4 @@
-"""A daemon of the run's own, its clients within their shares, the vault outside, and nothing left at the end."""
+"""A daemon of the run's own, its clients, the vault outside, and nothing left at the end."""
 
 import os
 import shutil
@@ -70,8 +70,7 @@ def test_planes_share_a_card_through_a_daemon_that_leaves_with_the_run(tmp_path)
             clients.append(Client(environment | told))
         assert len({client.uuid for client in clients}) == 1
         total = int(clients[2].multiprocessors)
-        assert int(clients[0].multiprocessors) == pytest.approx(total * 0.6, abs=4)
-        assert int(clients[1].multiprocessors) == total
+        assert int(clients[0].multiprocessors) == int(clients[1].multiprocessors) == total
         server = command("get_server_list", mps.pipe, environment).split()
         assert len(server) == 1
         served = {int(pid) for pid in command(f"get_client_list {server[0]}", mps.pipe, environment).split()}

@@ -261,9 +261,9 @@ def weights_of(shape):
     return {name: torch.randn(count, shape, dtype=torch.bfloat16) for name, count in rows.items()}
 
 
-def test_right_products_are_proven_and_wrong_ones_name_the_share(monkeypatch):
+def test_right_products_are_proven_and_wrong_ones_come_with_a_remedy(monkeypatch):
     weights = weights_of(32)
-    prove_products(weights, 512, {})
+    prove_products(weights, 512)
     real = torch.mm
 
     def skipping(x, weight, out):
@@ -275,12 +275,11 @@ def test_right_products_are_proven_and_wrong_ones_name_the_share(monkeypatch):
     with pytest.raises(
         ProductError, match=r"1 rows times layers.0.qkv \[48, 32\] come out wrong: 8 of 48 elements"
     ) as told:
-        prove_products(weights, 512, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"})
-    assert "80 % of the SMs" in str(told.value)
-    assert "decode.sm_percent to 100" in str(told.value)
+        prove_products(weights, 512)
+    assert "Set prefill.sm_percent and decode.sm_percent to 100" in str(told.value)
 
 
 def test_products_that_are_written_but_wrong_are_found(monkeypatch):
     monkeypatch.setattr(torch, "mm", lambda x, weight, out: out.copy_(x @ weight * 1.2))
     with pytest.raises(ProductError, match=r"0 of 48 elements are no number, relative error 0\.(2|19).*dmesg"):
-        prove_products(weights_of(32), 512, {})
+        prove_products(weights_of(32), 512)

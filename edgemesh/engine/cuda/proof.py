@@ -1,8 +1,8 @@
 """Whether this process's share of a card multiplies matrices right, tried before anything depends on it.
 
-Within a share of the SMs (MPS's active thread percentage) some drivers and cuBLAS versions leave tiles of a product unwritten,
-without an error: seen on an H200 with driver 580 and cuBLAS 13.0 at 80 %. So each rank multiplies by its own weights, into memory
-that is full of NaN, and compares with plain sums.
+A process that was given part of a card can get products of which tiles were never written, without an error: seen on an H200 with
+driver 580 and cuBLAS 13.0 within MPS's active thread percentage. So each rank multiplies by its own weights, into memory that is
+full of NaN, and compares with plain sums.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,10 @@ COLUMNS: Final = 64
 MOST: Final = 0.02
 """The largest relative error of a bfloat16 product that counts as right (0.002 seen)."""
 
-PERCENT_KEY: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+REMEDY: Final = (
+    'Set prefill.sm_percent and decode.sm_percent to 100; if it is wrong then too, set engine.mps = "off", and see the kernel\'s'
+    " log (dmesg): the card or its driver may be at fault"
+)
 
 
 class ProductError(RuntimeError):
@@ -26,7 +29,7 @@ class ProductError(RuntimeError):
 
 
 @torch.inference_mode()
-def prove_products(weights: Mapping[str, Tensor], longest: int, environment: Mapping[str, str]) -> None:
+def prove_products(weights: Mapping[str, Tensor], longest: int) -> None:
     """Multiply rows by the first layer's weights and the vocabulary's. Raises ``ProductError`` where a product is wrong."""
     noise = torch.Generator(weights["lm_head"].device).manual_seed(0)
     for name in ("layers.0.qkv", "layers.0.gate_up", "layers.0.down", "lm_head"):
@@ -34,11 +37,11 @@ def prove_products(weights: Mapping[str, Tensor], longest: int, environment: Map
         for rows in ROWS:
             # The vocabulary is only asked for the few rows that draw.
             if rows <= (ROWS[2] if name == "lm_head" else longest):
-                _prove(name, weight, rows, noise, environment)
+                _prove(name, weight, rows, noise)
     torch.cuda.empty_cache()
 
 
-def _prove(name: str, weight: Tensor, rows: int, noise: torch.Generator, environment: Mapping[str, str]) -> None:
+def _prove(name: str, weight: Tensor, rows: int, noise: torch.Generator) -> None:
     x = torch.randn((rows, weight.shape[1]), dtype=weight.dtype, device=weight.device, generator=noise)
     out = torch.full((rows, weight.shape[0]), float("nan"), dtype=weight.dtype, device=weight.device)
     torch.mm(x, weight.t(), out=out)
@@ -51,17 +54,6 @@ def _prove(name: str, weight: Tensor, rows: int, noise: torch.Generator, environ
     if unwritten or not error <= MOST:
         message = (
             f"{rows} rows times {name} {list(weight.shape)} come out wrong: {unwritten} of {out.numel()} elements are no"
-            f" number, relative error {error:.3f} in {len(chosen)} columns. {remedy(environment)}"
+            f" number, relative error {error:.3f} in {len(chosen)} columns. {REMEDY}"
         )
         raise ProductError(message)
-
-
-def remedy(environment: Mapping[str, str]) -> str:
-    """What to do about it."""
-    percent = environment.get(PERCENT_KEY, "100")
-    if percent != "100":
-        return (
-            f"This process may use {percent} % of the SMs, and cuBLAS does not keep to that on this card: set"
-            " prefill.sm_percent and decode.sm_percent to 100"
-        )
-    return "The card, its driver or cuBLAS is at fault: see the kernel's log (dmesg), and try another driver"

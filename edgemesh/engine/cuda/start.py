@@ -6,6 +6,7 @@ import torch
 
 from edgemesh.engine.collectives import Collectives
 from edgemesh.engine.cuda.attention import choose
+from edgemesh.engine.cuda.proof import prove_products
 from edgemesh.engine.cuda.runner import CudaRunner
 from edgemesh.engine.layout import Split
 from edgemesh.engine.lease import Leased
@@ -37,6 +38,8 @@ def start(
     # A decode step is short and someone waits for each: its blocks go first where both planes have some to place.
     priority = -1 if station.plane is Plane.DECODE else 0
     torch.cuda.set_stream(torch.cuda.Stream(device, priority))  # type: ignore[no-untyped-call]  # torch leaves it so
+    say("trying matrix products")
+    prove_products(leased.tensors, topology.prefill.chunk_tokens)
     attention = choose(topology.engine.attention, limits.page_tokens, leased.shape.head_dim, say)
     runner = CudaRunner(station, limits, leased.shape, split, leased.tensors, collectives, attention, sizes)
     say("warming up")
