@@ -14,7 +14,7 @@ import msgspec
 
 from edgemesh.cli.doctor_machine import GIB, Finding, Verdict
 from edgemesh.runtime.cards import COST, MpsError, refuse, wanted
-from edgemesh.runtime.mps import CONTROL, SERVER, Absent, running
+from edgemesh.runtime.mps import CONTROL, absence, running
 from edgemesh.topology import Topology
 from edgemesh.topology.machine import unshareable
 
@@ -210,10 +210,9 @@ def peer_finding(wiring: Wiring) -> Finding:
 
 def mps_finding(topology: Topology) -> Finding:
     """Whether the daemon is installed, whether this user runs one already, and what its absence would mean."""
-    if shutil.which(CONTROL) is None or shutil.which(SERVER) is None:
-        absent = Absent(f"{CONTROL} or {SERVER} is not on the PATH")
+    if absent := absence(os.environ.get("PATH")):
         if not wanted(topology):
-            return Finding("MPS", Verdict.NOTE, "not installed; nothing needs it here")
+            return Finding("MPS", Verdict.NOTE, f"{absent.reason}; nothing needs it here")
         try:
             refuse(topology, absent)
         except MpsError as error:

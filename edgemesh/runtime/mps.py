@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ PERCENT_KEY: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 PIPE_DIR: Final = "mps"
 LOG_DIR: Final = "mps-log"
-MAX_SERVER_BYTES: Final = 64 << 20
+MAX_TOOL_BYTES: Final = 64 << 20
 _VERSION: Final = re.compile(rb"(?<![\d.])\d{3}\.\d{2,3}\.\d{2}(?![\d.])")
 
 ANSWER_S: Final = 10.0
@@ -56,11 +56,10 @@ def running(environment: Mapping[str, str]) -> Path | None:
 
 def start(run_dir: Path, environment: Mapping[str, str]) -> Mps | Absent:
     """Start a daemon in the run's directory."""
-    tool, server = (shutil.which(name, path=environment.get("PATH")) for name in (CONTROL, SERVER))
-    if tool is None or server is None:
-        return Absent(f"{CONTROL} or {SERVER} is not on the PATH")
-    if mismatch := mismatched(Path(server), driver_version()):
-        return Absent(mismatch)
+    if absent := absence(environment.get("PATH")):
+        return absent
+    tool = shutil.which(CONTROL, path=environment.get("PATH"))
+    assert tool is not None
     pipe, log = run_dir / PIPE_DIR, run_dir / LOG_DIR
     for directory in (pipe, log):
         directory.mkdir(mode=0o700)
@@ -99,17 +98,34 @@ def driver_version(kernel: Path = Path("/sys/module/nvidia/version")) -> str:
         return ""
 
 
-def mismatched(server: Path, driver: str) -> str:
-    """Why a server cannot serve this driver, or nothing: a server speaks to the driver of its own version only.
+def absence(path: str | None) -> Absent | None:
+    """Why the tools on a search path cannot serve the driver that is loaded; ``None`` if nothing is known against them."""
+    found = [shutil.which(name, path=path) for name in (CONTROL, SERVER)]
+    tools = [Path(each) for each in found if each is not None]
+    if len(tools) < len(found):
+        return Absent(f"{CONTROL} or {SERVER} is not on the PATH")
+    mismatch = mismatched(tools, driver_version())
+    return Absent(mismatch) if mismatch else None
 
-    The version stands in the program; a program that names none is given the benefit of the doubt.
+
+def mismatched(tools: Sequence[Path], driver: str) -> str:
+    """Why these tools cannot serve this driver, or nothing: they speak to the driver of their own version only.
+
+    The version stands in the programs; if none of them names one, they are given the benefit of the doubt.
     """
-    if not driver or server.stat().st_size > MAX_SERVER_BYTES:
+    if not driver:
         return ""
-    named = {found.decode() for found in _VERSION.findall(server.read_bytes())}
+    named = {
+        found.decode()
+        for tool in tools
+        if tool.stat().st_size <= MAX_TOOL_BYTES
+        for found in _VERSION.findall(tool.read_bytes())
+    }
     if not named or driver in named:
         return ""
-    return f"{server} is of driver {', '.join(sorted(named))}, and the kernel's driver is {driver}: install matching MPS tools"
+    return (
+        f"{tools[0]} is of driver {', '.join(sorted(named))}, and the kernel's is {driver}: install matching MPS tools"
+    )
 
 
 def command(text: str, pipe: Path, environment: Mapping[str, str]) -> str | None:

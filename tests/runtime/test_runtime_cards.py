@@ -149,14 +149,14 @@ def test_a_daemon_that_does_not_answer_is_none(run_dir, environment, monkeypatch
     ("text", "driver", "reason"),
     [
         (b"\x00580.159.04\x00", "580.159.04", ""),
-        (b"\x00570.86.15\x00", "580.159.04", "is of driver 570.86.15, and the kernel's driver is 580.159.04"),
+        (b"\x00570.86.15\x00", "580.159.04", "is of driver 570.86.15, and the kernel's is 580.159.04"),
         (b"1.2.3 and 127.0.0.100", "580.159.04", ""),
         (b"\x00570.86.15\x00", "", ""),
     ],
 )
 def test_a_server_of_another_driver_is_not_used(tmp_path, text, driver, reason):
     (tmp_path / SERVER).write_bytes(text)
-    assert reason in (found := mismatched(tmp_path / SERVER, driver))
+    assert reason in (found := mismatched([tmp_path / SERVER], driver))
     assert bool(reason) == bool(found)
 
 
