@@ -36,7 +36,7 @@ from edgemesh.api.limits import limits_of
 from edgemesh.api.text import MAX_FILE_BYTES, ModelText
 from edgemesh.runtime.actor import Arguments, default_plane, faults_told, open_trace, parse_arguments, supervisor_of
 from edgemesh.runtime.paths import read_mesh
-from edgemesh.runtime.progress import Reporter
+from edgemesh.runtime.progress import Pulse, Reporter
 from edgemesh.runtime.zmq import ZmqPort
 from edgemesh.runtime.zmq_async import AsyncPort
 from edgemesh.topology import Mesh
@@ -104,9 +104,10 @@ class GatewayActor:
             for _, message in await self.port.receive():
                 self._take(message, tasks)  # type: ignore[arg-type]  # the links' unions make up GatewayInbox
 
-    async def sweep(self) -> None:
-        """Look after what no message drives."""
+    async def sweep(self, pulse: Pulse) -> None:
+        """Look after what no message drives; each round shows that the loop turns."""
         while not self.stopped:
+            pulse.beat()
             await anyio.sleep(SWEEP_S)
             self.service.streams.retry()
             self.service.drop_slow_clients()
@@ -114,6 +115,7 @@ class GatewayActor:
             if self._draining and not self._drained and self.service.idle:
                 self._drained = True
                 self.port.send(LinkKind.REPORT, Drained(self.name, self.epoch), self.supervisor)
+        pulse.rest()
 
     def marks(self) -> tuple[Mark, ...]:
         """Where this gateway stands; read by the progress thread."""
@@ -247,7 +249,7 @@ async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Report
             timeout_graceful_shutdown=CLOSE_S,
         )
         server = HttpServer(config)
-        tasks.start_soon(actor.sweep)
+        tasks.start_soon(actor.sweep, reporter.pulse)
         tasks.start_soon(server.serve, [bound])
         await actor.follow(tasks)
         server.should_exit = True

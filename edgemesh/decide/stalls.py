@@ -14,15 +14,15 @@ Standing = Mapping[str, tuple[Mark, ...]]
 """The latest marks of each actor, by name."""
 
 
-def over_bound(marks: tuple[Mark, ...], now: int) -> Mark | None:
-    """The first mark whose phase lasts longer than it may."""
-    return next((mark for mark in marks if 0 < mark.bound_ns < now - mark.since_ns), None)
+def over_bound(marks: tuple[Mark, ...], now: int, begun_ns: int = 0) -> Mark | None:
+    """The first mark whose phase lasts longer than it may; what went before ``begun_ns`` does not count."""
+    return next((mark for mark in marks if 0 < mark.bound_ns < now - max(mark.since_ns, begun_ns)), None)
 
 
 def holders(mesh: Mesh, name: str, mark: Mark, standing: Standing) -> tuple[str, ...]:
     """The actors that the tick of an overdue ``mark`` waits for; at least ``name``, whose mark it is."""
     actor = mesh.actor(name)
-    if actor.group is None:
+    if actor.group is None or mark.phase is Phase.BUSY:
         return (name,)
     groups = mesh.set_of(actor.group).groups
     if mark.phase is Phase.ARRIVED:
@@ -77,4 +77,6 @@ def whereabouts(marks: tuple[Mark, ...], now: int) -> str:
         return ", ".join(f"{mark.plane} tick {mark.tick}" for mark in marks) + ", waiting"
     mark = min(busy, key=lambda each: each.since_ns)
     lasted = f" for {(now - mark.since_ns) / 1e9:.1f} s" if mark.since_ns else ""
+    if mark.phase is Phase.BUSY:
+        return f"one turn of its loop, busy{lasted}"
     return f"{mark.plane} tick {mark.tick}, {mark.phase}{lasted}"

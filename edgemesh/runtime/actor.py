@@ -8,22 +8,19 @@ import argparse
 import gc
 import os
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from edgemesh.runtime.link import LinkError
+from edgemesh.runtime.faults import FAULT, faults_told
 from edgemesh.runtime.paths import read_mesh, trace_dir
 from edgemesh.runtime.port import ActorFactory, Port, SyncActor, default_plane, supervisor_of
-from edgemesh.runtime.progress import Reporter
-from edgemesh.runtime.trace import FileTrace, Trace
+from edgemesh.runtime.progress import Pulse, Reporter
+from edgemesh.runtime.trace import FileTrace
 from edgemesh.runtime.zmq import ZmqPort
 from edgemesh.topology import Mesh
 from edgemesh.wire.catalogue import LinkKind
-from edgemesh.wire.messages import Fault, Hello, Stop
+from edgemesh.wire.messages import Hello, Stop
 
 __all__ = [
     "FAULT",
@@ -39,9 +36,6 @@ __all__ = [
     "run",
     "supervisor_of",
 ]
-
-FAULT: Final = 70
-"""Exit code of an actor that met an unexpected exception (EX_SOFTWARE)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +88,7 @@ def run(factory: ActorFactory, run_dir: Path, name: str, epoch: int) -> int:
                 # What is alive now lives to the end: later collections need not look at it.
                 gc.collect()
                 gc.freeze()
-                _loop(actor, port)
+                _loop(actor, port, reporter.pulse)
             finally:
                 reporter.close()
         return outcome.code
@@ -103,45 +97,21 @@ def run(factory: ActorFactory, run_dir: Path, name: str, epoch: int) -> int:
         trace.close()
 
 
-def _loop(actor: SyncActor, port: ZmqPort) -> None:
+def _loop(actor: SyncActor, port: ZmqPort, pulse: Pulse) -> None:
     while not actor.done:
-        batch = port.receive(_timeout_ms(actor.deadline(), port))
+        pulse.beat()
+        timeout_ms = _timeout_ms(actor.deadline(), port)
+        pulse.rest()
+        batch = port.receive(timeout_ms)
         for kind, message in batch:
+            pulse.beat()
             actor.receive(kind, message)
             if type(message) is Stop:
                 return
+        pulse.beat()
         actor.settle()
 
 
 def _timeout_ms(deadline: int | None, port: Port) -> int:
     """Milliseconds until a deadline, rounded up; -1 for none."""
     return -1 if deadline is None else max(0, -((port.now() - deadline) // 1_000_000))
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The exit code that an actor's life came to."""
-
-    code: int = 0
-
-
-@contextmanager
-def faults_told(port: ZmqPort, supervisor: str) -> Iterator[Outcome]:
-    """Trace an unexpected exception, report it as a ``Fault``, and give it the exit code ``FAULT``."""
-    outcome = Outcome()
-    try:
-        yield outcome
-    except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor must hear of it
-        outcome.code = FAULT
-        _tell(port, port.trace, supervisor, error)
-
-
-def _tell(port: ZmqPort, trace: Trace, supervisor: str, error: Exception) -> None:
-    stack = "".join(traceback.format_exception(error))
-    sys.stderr.write(stack)
-    trace.event("actor.fault", error=repr(error), stack=stack)
-    reason = f"{type(error).__name__}: {error}"[:1000]
-    try:
-        port.send(LinkKind.REPORT, Fault(port.name, port.epoch, reason), supervisor)
-    except LinkError as unsent:
-        trace.event("fault.unsent", error=str(unsent))

@@ -85,6 +85,8 @@ class Phase(enum.StrEnum):
     """A rank executes a step."""
 
     DRAINING = "draining"
+    BUSY = "busy"
+    """The actor's loop has not come back to its messages since."""
 
 
 NonNegative = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]

@@ -40,6 +40,7 @@ from edgemesh.wire.messages import (
     Hello,
     Item,
     Logprob,
+    Progress,
     Ready,
     Rejected,
     Stop,
@@ -82,7 +83,8 @@ class FakeStream:
 class FakeMesh:
     """Runs the gateway; use as a context manager."""
 
-    def __init__(self, *, env=None, capacity=None, group=None, serve=True, spawn=True, **gateway):
+    def __init__(self, *, env=None, capacity=None, group=None, serve=True, spawn=True, program=(), **gateway):
+        self._program = program or ("-m", "edgemesh.actors.gateway")
         self._serve, self._spawns = serve, spawn
         self.run_dir = Path(tempfile.mkdtemp(prefix="em-gw-")) / "run"
         settings = {"host": "127.0.0.1", "port": 0} | gateway
@@ -107,6 +109,7 @@ class FakeMesh:
         )
         self.url = ""
         self.submits, self.cancels, self.credits, self.faults = [], [], [], []
+        self.marks = ()
         self.drained = threading.Event()
         self.most_out = {}
         self.live = {}
@@ -198,7 +201,7 @@ class FakeMesh:
         log = (self.run_dir.parent / f"gateway-{index}.log").open("wb")
         with log:
             return subprocess.Popen(
-                [sys.executable, "-m", "edgemesh.actors.gateway", *arguments],
+                [sys.executable, *self._program, *arguments],
                 env=self._env,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -231,6 +234,8 @@ class FakeMesh:
                     self._ready.set()
             case Fault():
                 self.faults.append(message.reason)
+            case Progress():
+                self.marks = message.marks
             case Drained():
                 self.drained.set()
             case Submit():

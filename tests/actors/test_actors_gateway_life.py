@@ -15,6 +15,8 @@ import pytest
 from gateway_fake_mesh import PROMPT, FakeMesh, completion, connect, send, wait_for
 from openai import OpenAI
 
+from edgemesh.runtime.progress import LOOP_BOUND_NS
+from edgemesh.wire.ids import Phase
 from edgemesh.wire.messages import Capacity, Drain, Health, Stop
 
 
@@ -93,6 +95,34 @@ def test_stop_ends_the_process_with_open_requests():
             assert mesh.wait_exit() == [0]
         with pytest.raises(httpx.ConnectError):
             httpx.get(mesh.url + "/health")
+
+
+STUCK = """
+import os, time
+from edgemesh.actors import gateway
+
+def drop_slow_clients(self):
+    while self.serving and not os.path.exists(os.environ["END"]):
+        time.sleep(0.01)
+
+gateway.Service.drop_slow_clients = drop_slow_clients
+gateway.main()
+"""
+
+
+def test_a_loop_that_no_longer_turns_is_marked_with_a_bound(tmp_path):
+    def busy():
+        return [mark for mark in mesh.marks if mark.phase is Phase.BUSY]
+
+    end = tmp_path / "end"
+    with FakeMesh(program=("-c", STUCK), env={"END": str(end)}, serve=False) as mesh:
+        wait_for(lambda: mesh.marks, "it reports")
+        assert not busy()
+        mesh.tell(Health(0, serving=True))
+        (mark,) = wait_for(busy, "it is marked")
+        assert mark.bound_ns == LOOP_BOUND_NS
+        end.touch()
+        wait_for(lambda: not busy(), "it turns again")
 
 
 def test_before_the_mesh_serves_it_answers_503():

@@ -199,6 +199,17 @@ def test_a_hung_step_is_named_with_rank_group_plane_tick_and_phase(started):
     assert "hung" in str(run.health()[-1][2])
 
 
+@pytest.mark.parametrize("name", ["router-0", "group-1", "barrier-0", "vault-0", "rank-1.mixed"])
+def test_an_actor_whose_loop_hangs_is_named_though_it_reports(started, name):
+    run = started(*COUPLED, **{name: "stuck"})
+    text = run.until("hung:")
+    assert re.search(rf"hung: its loop is busy for \d\.\d s at {name}\b.*, over its bound of 1\.0 s", text)
+    assert run.ends() == 1
+    assert [event["name"] for event in run.events("actor.hung")] == [name]
+    assert "hung" in str(run.health()[-1][2])
+    run.leaves_nothing()
+
+
 def test_silence_counts_after_its_bound(started):
     run = started(*SMALL, "supervisor.silence_s=1", router_0="mute")
     assert "router-0 has not reported for 1." in run.until("has not reported")

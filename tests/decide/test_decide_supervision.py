@@ -210,6 +210,22 @@ def test_a_step_over_its_bound_is_hung_and_one_within_is_not():
     assert "rank-2.mixed (rank 2 of group 1, mixed plane) at mixed tick 5, running" in supervision.failure
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loop_over_its_bound_names_its_actor_alone_whatever_others_wait_for(name):
+    supervision = serving()
+    for other in NAMES:
+        phase = Phase.RUNNING if other.startswith("rank") else Phase.ARRIVED
+        supervision.heard(Progress(other, 0, mark(5, phase, 2 * SECOND)), 2 * SECOND)
+    # Longer than its bound, but the mesh serves for less.
+    early = Progress(name, 0, (*mark(5, Phase.WAITING), *mark(0, Phase.BUSY, 1, SECOND)))
+    assert events(supervision.heard(early, 2 * SECOND)) == []
+    late = Progress(name, 0, (*mark(5, Phase.WAITING), *mark(0, Phase.BUSY, SECOND, SECOND)))
+    actions = supervision.heard(late, 2 * SECOND + 1)
+    assert [each.fields["name"] for each in actions if isinstance(each, Note) and each.event == "actor.hung"] == [name]
+    assert supervision.culprit == name
+    assert f"hung: its loop is busy for 1.0 s at {name}" in supervision.failure
+
+
 RANKS = ["rank-0.mixed", "rank-1.mixed", "rank-2.mixed", "rank-3.mixed"]
 RUNNING = mark(5, Phase.RUNNING, 0, 1)
 

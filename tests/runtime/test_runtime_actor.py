@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgemesh.runtime import progress
 from edgemesh.runtime.actor import FAULT, run
+from edgemesh.runtime.clock import monotonic_ns
 from edgemesh.runtime.link import PeerAbsent
 from edgemesh.runtime.port import default_plane
 from edgemesh.wire.catalogue import LinkKind
@@ -28,7 +30,8 @@ class Recorder:
         self.mesh, self.port, self.done = mesh, port, False
         self.calls: list[object] = []
         self.due = None
-        self.settled = threading.Event()
+        self.settled, self.free = threading.Event(), threading.Event()
+        self.where, self.broken, self.bound_ns = "", False, 0
         Recorder.latest = self
         Recorder.made.set()
 
@@ -41,8 +44,19 @@ class Recorder:
                 self.done = True
             case Cancel(request="crash"):
                 raise ZeroDivisionError("told to")
+            case Cancel(request="marks"):
+                self.broken = True
+            case Cancel(request="receive"):
+                self.free.wait(20)
+            case Cancel(request="settle" | "deadline" as where):
+                self.where = where
+
+    def hang(self, where):
+        if self.where == where:
+            self.free.wait(20)
 
     def settle(self):
+        self.hang("settle")
         self.calls.append("settle")
         if self.due is not None and self.port.now() >= self.due:
             self.due = None
@@ -50,10 +64,13 @@ class Recorder:
         self.settled.set()
 
     def deadline(self):
+        self.hang("deadline")
         return self.due
 
     def marks(self):
-        return (MARK,)
+        if self.broken:
+            raise ZeroDivisionError("in marks")
+        return (msgspec.structs.replace(MARK, bound_ns=self.bound_ns),)
 
 
 @pytest.fixture
@@ -68,6 +85,7 @@ def running(mesh, port_of):
     assert heard.actor == "group-0"
     assert Recorder.made.wait(5)
     yield supervisor, gateway, thread, codes
+    Recorder.latest.free.set()
     with contextlib.suppress(PeerAbsent):
         supervisor.send(LinkKind.COMMAND, Stop("the test is over"), "group-0")
     thread.join(10)
@@ -135,6 +153,54 @@ def test_an_exception_is_reported_traced_and_has_its_exit_code(running, mesh, ca
     (fault,) = [line for line in lines if line["event"] == "actor.fault"]
     assert "in receive" in fault["stack"]
     assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def until(port, marks):
+    """The next report whose marks are such."""
+    for _ in range(200):
+        found = wait_for(port, Progress).marks
+        if marks(found):
+            return found
+    raise AssertionError(found)
+
+
+@pytest.mark.parametrize("where", ["receive", "settle", "deadline"])
+def test_a_loop_that_hangs_is_marked_until_it_goes_on(running, monkeypatch, where):
+    monkeypatch.setattr(progress, "SLOW_NS", 100_000_000)
+    supervisor, gateway, *_ = running
+    until(supervisor, lambda marks: marks == (MARK,))
+    before = monotonic_ns()
+    gateway.send(LinkKind.STEER, Cancel(0, where, 0), "group-0")
+    _, busy = until(supervisor, lambda marks: len(marks) == 2)
+    assert busy == Mark(Plane.MIXED, 0, Phase.BUSY, busy.since_ns, progress.LOOP_BOUND_NS)
+    assert before < busy.since_ns < monotonic_ns()
+    # A step that has a bound of its own is told by that alone.
+    Recorder.latest.bound_ns = 1
+    until(supervisor, lambda marks: len(marks) == 1)
+    Recorder.latest.bound_ns = 0
+    until(supervisor, lambda marks: len(marks) == 2)
+    Recorder.latest.where = ""
+    Recorder.latest.free.set()
+    until(supervisor, lambda marks: marks == (MARK,))
+
+
+def test_time_in_which_the_whole_process_was_away_is_not_the_loops(running, monkeypatch):
+    monkeypatch.setattr(progress, "SLOW_NS", 100_000_000)
+    supervisor, gateway, *_ = running
+    gateway.send(LinkKind.STEER, Cancel(0, "settle", 0), "group-0")
+    until(supervisor, lambda marks: len(marks) == 2)
+    away_ns = 3600 * 1_000_000_000
+    monkeypatch.setattr(progress, "monotonic_ns", lambda: monotonic_ns() + away_ns)
+    until(supervisor, lambda marks: len(marks) == 1)
+    _, busy = until(supervisor, lambda marks: len(marks) == 2)
+    assert busy.since_ns > away_ns
+
+
+def test_what_ends_the_reports_is_told(running, mesh, capfd):
+    supervisor, gateway, *_ = running
+    gateway.send(LinkKind.STEER, Cancel(0, "marks", 0), "group-0")
+    assert wait_for(supervisor, Fault) == Fault("group-0", 0, "ZeroDivisionError: in marks")
+    assert "in marks" in capfd.readouterr().err
 
 
 def test_the_plane_of_an_actor_without_steps(mesh):

@@ -2,7 +2,7 @@
 
 FAKE is JSON: {actor name: behaviour}. Behaviours: silent (never says hello), never_ready, crash (after Begin),
 hang (its step outlasts its bound), mute (no more reports once it serves), exit (code 3 once it serves),
-slow_drain (drained only at the deadline).
+slow_drain (drained only at the deadline), stuck (its loop hangs once it serves; bounds are short then).
 """
 
 import json
@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+from edgemesh.runtime import progress
 from edgemesh.runtime.actor import main
 from edgemesh.runtime.port import default_plane, supervisor_of
 from edgemesh.wire.catalogue import LinkKind
@@ -38,6 +39,7 @@ class FakeActor:
         self.boss = supervisor_of(mesh, name)
         self.how = json.loads(os.environ.get("FAKE", "{}")).get(name, "")
         self.phase, self.since, self.bound, self.due = Phase.CONNECTING, port.now(), 0, None
+        self.marked = Path(mesh.topology.trace.dir) / "gateway-0.health"
         # Something that a supervisor which forgets its children would leave behind.
         if self.how == "child":
             os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
@@ -76,8 +78,12 @@ class FakeActor:
             self.due = None
             self.port.send(LinkKind.REPORT, Drained(self.name, self.epoch), self.boss)
 
+        if self.how == "stuck" and self.marked.exists():
+            time.sleep(3600)
+
     def deadline(self):
-        return self.due
+        # One that will be stuck looks whether the mesh serves.
+        return self.port.now() + 10_000_000 if self.how == "stuck" else self.due
 
     def marks(self):
         if self.how == "mute" and self.phase is Phase.WAITING:
@@ -89,4 +95,6 @@ def run():
     name = sys.argv[sys.argv.index("--name") + 1]
     if json.loads(os.environ.get("FAKE", "{}")).get(name) == "silent":
         time.sleep(3600)
+    if "stuck" in os.environ.get("FAKE", ""):
+        progress.SLOW_NS, progress.LOOP_BOUND_NS = 200_000_000, 1_000_000_000
     main(FakeActor)
