@@ -6,6 +6,7 @@ import torch
 
 from edgemesh.engine.collectives import Collectives
 from edgemesh.engine.cuda.attention import choose
+from edgemesh.engine.cuda.partition import Part, part_of
 from edgemesh.engine.cuda.proof import prove_products
 from edgemesh.engine.cuda.runner import CudaRunner
 from edgemesh.engine.layout import Split
@@ -35,9 +36,10 @@ def start(
         raise ModelError(message)
     device = leased.tensors["kv"].device
     torch.cuda.set_device(device)
-    # A decode step is short and someone waits for each: its blocks go first where both planes have some to place.
-    priority = -1 if station.plane is Plane.DECODE else 0
-    torch.cuda.set_stream(torch.cuda.Stream(device, priority))  # type: ignore[no-untyped-call]  # torch leaves it so
+    part = _part(topology, station.plane, device)
+    torch.cuda.set_stream(part.stream)
+    if part.processors < torch.cuda.get_device_properties(device).multi_processor_count:
+        say(f"this plane's part of the card: {part.processors} multiprocessors")
     say("trying matrix products")
     prove_products(leased.tensors, topology.prefill.chunk_tokens)
     attention = choose(topology.engine.attention, limits.page_tokens, leased.shape.head_dim, say)
@@ -45,3 +47,12 @@ def start(
     say("warming up")
     runner.warm_up(topology.prefill.chunk_tokens, say)
     return runner
+
+
+def _part(topology: Topology, plane: Plane, device: torch.device) -> Part:
+    """The plane's share of the card; one process for both has all of it.
+
+    A decode step is short and someone waits for each: its blocks go first where both planes have some to place.
+    """
+    shares = {Plane.PREFILL: topology.prefill.sm_percent, Plane.DECODE: topology.decode.sm_percent}
+    return part_of(device, shares.get(plane, 100), -1 if plane is Plane.DECODE else 0)
