@@ -190,3 +190,44 @@ def test_stop_ends_the_loop():
 def test_a_null_rank_never_loads_torch():
     code = "import sys, edgemesh.actors.rank; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Ahead:
+    """An engine whose steps are through when the test says so."""
+
+    collective_ns = 0
+
+    def __init__(self):
+        self.begun, self.through = [], []
+
+    def allow(self, wait_ns):
+        pass
+
+    def submit(self, plan):
+        self.begun.append(plan.tick)
+
+    def finished(self):
+        return self.through.pop(0) if self.through else None
+
+
+def test_a_plan_is_begun_while_the_one_before_it_runs():
+    rank = Rank(2).begin()
+    engine = rank.actor._engine = Ahead()
+    rank.clock = 5_000
+    rank.give(rank.plan(0))
+    rank.clock = 6_000
+    rank.give(rank.plan(1))
+    assert engine.begun == [0, 1]
+    assert rank.sent == []
+    assert rank.actor.deadline() == 6_000
+    assert (rank.mark.phase, rank.mark.tick, rank.mark.since_ns) == (Phase.RUNNING, 0, 5_000)
+    rank.clock = 9_000
+    engine.through = [Done(1, Plane.DECODE, 0, 0, (0,), (4,), step_ns=3)]
+    rank.actor.settle()
+    assert [message.tick for _, message, _ in rank.sent] == [0]
+    assert (rank.mark.phase, rank.mark.tick, rank.mark.since_ns) == (Phase.RUNNING, 1, 9_000)
+    engine.through = [Done(1, Plane.DECODE, 0, 1, (0,), (5,), step_ns=3)]
+    rank.actor.settle()
+    assert [message.tick for _, message, _ in rank.sent] == [0, 1]
+    assert (rank.mark.phase, rank.mark.tick) == (Phase.WAITING, 2)
+    assert rank.actor.deadline() is None
