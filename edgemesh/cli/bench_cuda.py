@@ -195,6 +195,7 @@ class Bench:
     def _send(self, tokens: int, prefill: Prefill | None, decode: Decode | None, bucket: int) -> None:
         layout = Layout.EVEN if bucket else Layout.RAGGED
         verdict = Verdict((tokens,), layout, bucket, graph=bool(bucket))
+        self._runner.allow(60_000_000_000)
         self._runner.submit(Plan(0, Plane.MIXED, 0, self._tick, verdict, prefill, decode))
         self._tick += 1
 

@@ -102,6 +102,10 @@ class ThreadedRanks:
         self._turns = self._runners[0]._turns
         self._flying = self._runners[0]._flying
 
+    def allow(self, wait_ns: int) -> None:
+        for runner in self._runners:
+            runner.allow(wait_ns)
+
     def submit(self, plan: Plan) -> None:
         verdict = msgspec.structs.replace(plan.verdict, tokens=(*plan.verdict.tokens, *[0] * (self._groups - 1)))
         plans = [msgspec.structs.replace(plan, verdict=verdict)]
@@ -156,6 +160,7 @@ class Driver:
     def _send(self, tokens: int, prefill: Prefill | None, decode: Decode | None, members, *, graph: bool) -> None:
         bucket = next((size for size in SIZES if size >= tokens), 0) if graph else 0
         verdict = Verdict((tokens,), Layout.EVEN if graph else Layout.RAGGED, bucket, graph)
+        self.runner.allow(60_000_000_000)
         self.runner.submit(Plan(0, self.runner._turns.station.plane, 0, self.tick, verdict, prefill, decode))
         self.tick += 1
         self.flying.append(members)

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from edgemesh.engine.collectives import Group
+from edgemesh.engine.collectives import Collectives
 from edgemesh.engine.cuda.cutting import CutRow, Cutter, cut_alone
 from edgemesh.engine.cuda.flights import Drawing, Flight
+from edgemesh.engine.cuda.nccl import settle
 from edgemesh.engine.cuda.rows import DeviceBatch, heat
-from edgemesh.engine.cuda.staging import Outbox
+from edgemesh.engine.cuda.staging import Inbox, Outbox
 from edgemesh.engine.redraws import Redraws
 from edgemesh.engine.sampler import NO_TOKEN, Row, Sampler
 from edgemesh.engine.shaping import mask_row, shaper
@@ -24,10 +25,20 @@ class Afterwards:
     """One rank's part; its logits are those of ids ``[start, start + width)``."""
 
     def __init__(
-        self, start: int, width: int, vocab: int, group: Group, batch: DeviceBatch, outbox: Outbox, device: torch.device
+        self,
+        start: int,
+        width: int,
+        vocab: int,
+        collectives: Collectives,
+        batch: DeviceBatch,
+        outbox: Outbox,
+        device: torch.device,
     ) -> None:
         self._start, self._width, self._device = start, width, device
         self._batch = batch
+        self._collectives = collectives
+        self._here = Inbox(device, 1)
+        group = collectives.attn
         self._cutter = Cutter(start, width, group, batch.last, batch.position, batch.attempt, outbox)
         self._sampler = Sampler(start, width, vocab, group, device)
         self._redraws = Redraws()
@@ -67,8 +78,10 @@ class Afterwards:
         if flight.cuts:
             self._cutter.draw(logits, [CutRow(each.number, each.slot, each.row) for each in flight.cuts], tokens)
         if waiting:
+            # All that is enqueued, this step's network included, and no longer than ranks may wait for each other.
+            self._here.fetch(tokens[:0])
+            settle(self._here, self._collectives)
             for earlier in before:
-                earlier.inbox.wait()
                 self.landed(earlier)
             self._sample(flight, logits, waiting)
         self._move(flight, drawings)

@@ -72,7 +72,7 @@ class CudaRunner:
         self._outbox = Outbox(device, _OUTBOX_BYTES)
         self._batch = DeviceBatch(limits, widest, device, self._outbox)
         self._drawer = Drawer(start, width, collectives.attn, self._batch.last, self._batch.position)
-        self._after = Afterwards(start, width, shape.vocab, collectives.attn, self._batch, self._outbox, device)
+        self._after = Afterwards(start, width, shape.vocab, collectives, self._batch, self._outbox, device)
         self._rows = StepRows.empty(widest, widest, widest, limits.row_pages, device)
         self._tokens = torch.zeros(widest, dtype=torch.int32, device=device)
         self._logits = torch.empty((widest, width), dtype=tensors["lm_head"].dtype, device=device)
