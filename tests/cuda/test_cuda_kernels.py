@@ -190,6 +190,21 @@ def test_the_device_draws_what_the_sampler_draws_and_moves_the_batch_on():
     assert differ <= 1
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_no_number_is_never_drawn(temperature):
+    width = 5000
+    logits = torch.full((3, width), float("nan"), dtype=torch.bfloat16, device="cuda")
+    logits[1, 4321] = -2.0
+    logits[2] = float("-inf")
+    rows = [Row(Sampling(seed=1, temperature=temperature), 5, 0) for _ in range(3)]
+    state = torch.zeros(2, dtype=torch.int32, device="cuda")
+    tokens = torch.full((3,), -9, dtype=torch.int32, device="cuda")
+    Drawer(0, width, alone().attn, state, state.clone()).draw(logits, draws(rows, [1] * 3), tokens)
+    found = tokens.tolist()
+    assert found[1] == 4321
+    assert all(0 <= token < width for token in found)
+
+
 def test_draws_follow_the_distribution():
     count, width = 4096, 8
     logits = torch.linspace(-1, 2, width, device="cuda").bfloat16().expand(count, width).contiguous()

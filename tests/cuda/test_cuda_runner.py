@@ -16,7 +16,7 @@ from edgemesh.wire.messages import Decode, IdlePlan, Plan, Sampling, Verdict
 ERROR = 0.03
 """Most that bfloat16 logits differ from float32 ones, as a share of the row's norm (0.01 to 0.02 seen)."""
 
-KERNELS = ["flash-attn", "torch"]
+KERNELS = ["flash-attn", "torch", "auto"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def models(tmp_path_factory):
 def runners(models):
     @functools.cache
     def make(family, kernels):
-        if kernels == "flash-attn":
+        if kernels != "torch":
             pytest.importorskip("flash_attn")
         path, _ = models(family)
         lines = []

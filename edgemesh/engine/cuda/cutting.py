@@ -97,6 +97,7 @@ def _offer(
     tried = tl.where(here, tl.load(attempt + slot), tl.load(attempts + row))
     source = logits + tl.load(numbers + row).to(tl.int64) * stride + at
     scaled = tl.load(source, mask=at < width, other=float("-inf")).to(tl.float32) / tl.load(heats + row)
+    scaled = tl.where(scaled == scaled, scaled, float("-inf"))  # noqa: PLR0124 - true of all but what is no number
     low, low_id = tl.load(floor + row), tl.load(floor_id + row)
     ids = first_id + at
     before = (scaled > low) | ((scaled == low) & (ids < low_id))
@@ -173,6 +174,7 @@ def _weigh(
     token, value, top = _winner(every, row, rows, ranks)
     source = logits + tl.load(numbers + row).to(tl.int64) * stride + at
     scaled = tl.load(source, mask=at < width, other=float("-inf")).to(tl.float32) / tl.load(heats + row)
+    scaled = tl.where(scaled == scaled, scaled, float("-inf"))  # noqa: PLR0124 - as above
     mass = tl.exp(scaled - top)
     before = (scaled > value) | ((scaled == value) & (first_id + at < token))
     before = before & (at < width)

@@ -86,6 +86,8 @@ def _best(
     part = tl.program_id(1)
     at = part * columns + tl.arange(0, columns)
     score = tl.load(logits + row * stride + at, mask=at < width, other=float("-inf")).to(tl.float32)
+    # What is no number is never drawn while there is one, and what is drawn is always an id.
+    score = tl.where(score == score, score, float("-inf"))  # noqa: PLR0124 - true of all but what is no number
     heat = tl.load(heats + row)
     if heat > 0:
         score = score / heat + noise(tl.load(stems + row), tl.load(positions + row), part * 0, first_id + at)
