@@ -63,12 +63,22 @@ class FairQueue:
         oldest = self._by_age[0]
         if now_ns - oldest.arrived_ns > self.age_ns:
             return oldest
-        while True:
-            head = self._keys[self._ring[0]][0]
-            if self._saved[self._ring[0]] >= len(head.tokens):
-                return head
+        head = self._keys[self._ring[0]][0]
+        if self._saved[self._ring[0]] < len(head.tokens):
+            self._skip_rounds()
+        while self._saved[self._ring[0]] < len(head.tokens):
             self._ring.rotate(-1)
             self._saved[self._ring[0]] += self.quantum
+            head = self._keys[self._ring[0]][0]
+        return head
+
+    def _skip_rounds(self) -> None:
+        """Save up for all the rounds at once in which no key could take its first request."""
+        least = min(len(line[0].tokens) - self._saved[key] for key, line in self._keys.items())
+        rounds = -(-least // self.quantum) - 1
+        if rounds > 0:
+            for key in self._saved:
+                self._saved[key] += rounds * self.quantum
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out, because it is admitted or has ended."""
