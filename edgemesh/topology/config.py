@@ -3,11 +3,15 @@
 The description of a key is what ``edgemesh topology schema`` prints and what an error about it quotes.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from edgemesh.wire.ids import MAX_PAGES, MAX_RANKS, MAX_TOKENS, Plane
+
+MAX_CHUNK_TOKENS: Final = MAX_TOKENS // 2
+MAX_SLOTS: Final = 1 << 16
+"""A step of both planes' work together, padded to a multiple of any number of ranks, stays within ``MAX_TOKENS``."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Percent = Annotated[int, Meta(ge=1, le=100)]
@@ -159,7 +163,7 @@ class Prefill(Section, frozen=True):
     """``[prefill]``: the plane that reads prompts."""
 
     chunk_tokens: Annotated[
-        int, Meta(ge=1, le=MAX_TOKENS, description="Most prompt tokens of one group in one prefill step.")
+        int, Meta(ge=1, le=MAX_CHUNK_TOKENS, description="Most prompt tokens of one group in one prefill step.")
     ] = 2048
     sm_percent: Annotated[
         Percent, Meta(description="Share of a GPU's SMs for prefill (CUDA, split): lower keeps decode steadier.")
@@ -169,7 +173,7 @@ class Prefill(Section, frozen=True):
 class Decode(Section, frozen=True):
     """``[decode]``: the plane that writes answers."""
 
-    slots: Annotated[int, Meta(ge=1, le=1 << 16, description="Most sequences of one group in one decode step.")] = 64
+    slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS, description="Most sequences of one group in one decode step.")] = 64
     sm_percent: Annotated[Percent, Meta(description="Share of a GPU's SMs for decode (CUDA, split).")] = 100
 
 

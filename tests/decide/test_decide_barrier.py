@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from edgemesh.decide import barrier
 from edgemesh.decide.barrier import Rule
 from edgemesh.topology import parse, resolve
-from edgemesh.wire.ids import Layout, Plane
+from edgemesh.topology.config import MAX_CHUNK_TOKENS, MAX_SLOTS
+from edgemesh.wire.ids import MAX_RANKS, MAX_TOKENS, Layout, Plane
 from edgemesh.wire.messages import Arrive, Release, Resume, Shape
 
 BUSY = Shape(5, 2, 100)
@@ -274,3 +275,19 @@ def test_a_lone_group_gets_what_the_machine_would_say(tokens, tick, plane, attn_
         state, _ = barrier.arrive(state, Arrive(plane, 0, number, 0, 1, Shape(1, 1, 1)), 0)
     _, releases = barrier.arrive(state, event, 0)
     assert ([] if (release := barrier.alone(event, rule)) is None else [release]) == releases
+
+
+@settings(deadline=None)
+@given(
+    attn_tp=st.integers(1, MAX_RANKS),
+    chunk=st.integers(MAX_CHUNK_TOKENS - 300, MAX_CHUNK_TOKENS),
+    rows=st.integers(MAX_SLOTS - 300, MAX_SLOTS),
+    plane=st.sampled_from(Plane),
+    graph=st.booleans(),
+)
+def test_the_largest_step_that_a_topology_allows_can_be_padded(attn_tp, chunk, rows, plane, graph):
+    rule = Rule(attn_tp, barrier.buckets(MAX_SLOTS) if graph else ())
+    tokens = {Plane.PREFILL: chunk, Plane.DECODE: rows, Plane.MIXED: chunk + rows}[plane]
+    made = barrier.verdict([Shape(tokens, 1, 1, graph=graph)], plane, rule)
+    assert tokens <= made.bucket <= MAX_TOKENS
+    assert made.bucket % attn_tp == 0
