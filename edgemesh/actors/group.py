@@ -7,6 +7,7 @@ and sends what they drew straight to the gateway. All decisions are ``decide.sch
 from typing import Final, assert_never
 
 from edgemesh.decide import barrier
+from edgemesh.decide.owed import Owed, Word
 from edgemesh.decide.scheduling import Scheduler
 from edgemesh.decide.state import Config
 from edgemesh.runtime.actor import main
@@ -73,6 +74,7 @@ class GroupActor:
         self._load_sent_ns = 0
         self._check_due_ns: int | None = None
         self._drained = False
+        self.owed = Owed()
 
     # --- events ---
 
@@ -115,6 +117,7 @@ class GroupActor:
                 scheduler.place(message, now)
             case Cancel():
                 scheduler.cancel(message)
+                self.owed.forgive(message.request, message.attempt)
             case Credit():
                 scheduler.credit(message)
             case Drain():
@@ -159,6 +162,7 @@ class GroupActor:
             self.ready = True
             self._load_due_ns = self.port.now()
             self.port.send(LinkKind.REPORT, Ready(self.name, self.epoch), self.supervisor)
+        self.owed.pay(self.port.now(), self._said)
         # Plans of released ticks go out before the next step is thought about: the ranks wait for them.
         going = True
         self._perform(scheduler)
@@ -201,12 +205,33 @@ class GroupActor:
         self.port.send(LinkKind.ARRIVE, arrive, to)
 
     def _answer(self, scheduler: Scheduler, message: Accepted | Emit | Failed, gateway: int) -> None:
-        """To the gateway that it addresses; a gateway that takes nothing loses its requests, never this group's time."""
+        """To the gateway that it addresses; one that takes nothing loses its requests, never this group's time.
+
+        It hears of that as soon as it takes messages again, before anything else.
+        """
+        if gateway not in self.owed and self._said(message):
+            return
+        now = self.port.now()
+        if isinstance(message, Failed):
+            self.owed.add(message, now)
+        elif isinstance(message, Emit):
+            # Of requests that ended with these tokens, too.
+            for item in message.items:
+                self.owed.add(self._unheard(gateway, item.request, item.attempt), now)
+        for request, attempt in scheduler.abort_gateway(gateway):
+            self.owed.add(self._unheard(gateway, request, attempt), now)
+
+    def _said(self, message: Accepted | Emit | Word) -> bool:
         try:
-            self.port.send(LinkKind.EMIT, message, f"gateway-{gateway}")
+            self.port.send(LinkKind.EMIT, message, f"gateway-{message.gateway}")
         except LinkError as error:
-            self.port.trace.event("gateway.lost", gateway=gateway, error=str(error))
-            scheduler.abort_gateway(gateway)
+            self.port.trace.event("gateway.lost", gateway=message.gateway, error=str(error))
+            return False
+        return True
+
+    def _unheard(self, gateway: int, request: str, attempt: int) -> Failed:
+        reason = f"group {self.group} could not send its tokens: the gateway was behind; try again in 1 s"
+        return Failed(self.group, gateway, self.epoch, request, attempt, 503, "gateway_behind", reason)
 
     def _report(self, scheduler: Scheduler, now: int) -> None:
         if self._load_due_ns is not None and now >= self._load_due_ns:
@@ -220,7 +245,7 @@ class GroupActor:
                 scheduler.check()
                 pages = scheduler.state.pages
                 self.port.trace.event("group.quiet", free_pages=pages.free, total_pages=pages.usable)
-            if scheduler.state.draining and not self._drained:
+            if scheduler.state.draining and self.owed.deadline is None and not self._drained:
                 self._drained = True
                 self.port.send(LinkKind.REPORT, Drained(self.name, self.epoch), self.supervisor)
 
@@ -228,7 +253,7 @@ class GroupActor:
 
     def deadline(self) -> int | None:
         """When to settle though nothing came."""
-        due = [self._load_due_ns]
+        due = [self._load_due_ns, self.owed.deadline]
         if self.scheduler is not None:
             due.append(self.scheduler.deadline())
             due.append(self._check_due_ns if self.scheduler.quiet else None)

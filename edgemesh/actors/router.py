@@ -6,6 +6,7 @@ with what the client should do.
 
 from typing import assert_never
 
+from edgemesh.decide.owed import Owed, Word
 from edgemesh.decide.routing import Choice, Config, RouterState, refusal
 from edgemesh.runtime.actor import main
 from edgemesh.runtime.link import LinkError, LinkFull
@@ -50,6 +51,7 @@ class RouterActor:
             )
         )
         self.closed = "the server is starting; try again later"
+        self.owed = Owed()
 
     def receive(self, kind: LinkKind, message: Message) -> None:
         """Take one message of a link of this kind."""
@@ -110,17 +112,24 @@ class RouterActor:
     def _reject(self, rejected: Rejected) -> None:
         fields = {"request": rejected.request, "status": rejected.status, "code": rejected.code}
         self.port.trace.event("request.rejected", **fields, reason=rejected.reason)
+        if rejected.gateway in self.owed or not self._said(rejected):
+            self.owed.add(rejected, self.port.now())
+
+    def _said(self, word: Word) -> bool:
         try:
-            self.port.send(LinkKind.REJECT, rejected, f"gateway-{rejected.gateway}")
+            self.port.send(LinkKind.REJECT, word, f"gateway-{word.gateway}")
         except LinkError as error:
-            self.port.trace.event("gateway.lost", gateway=rejected.gateway, error=str(error))
+            self.port.trace.event("gateway.lost", gateway=word.gateway, error=str(error))
+            return False
+        return True
 
     def settle(self) -> None:
-        """Every message is answered as it comes."""
+        """Every message is answered as it comes, unless its gateway was behind."""
+        self.owed.pay(self.port.now(), self._said)
 
     def deadline(self) -> int | None:
-        """The router waits for nothing."""
-        return None
+        """When to try again to answer gateways that were behind."""
+        return self.owed.deadline
 
     def marks(self) -> tuple[Mark, ...]:
         """The router has no ticks."""

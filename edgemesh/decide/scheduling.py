@@ -85,10 +85,12 @@ class Scheduler:
         self.state.end(sequence)
         self.state.effects.note("request.aborted", request=sequence.submit.request)
 
-    def abort_gateway(self, gateway: int) -> None:
-        """A gateway takes nothing more: its requests end."""
-        for sequence in [each for each in self.state.live.values() if each.submit.gateway == gateway]:
+    def abort_gateway(self, gateway: int) -> list[tuple[str, int]]:
+        """A gateway takes no message: its requests end. Gives back (request, attempt) of each."""
+        mine = [each for each in self.state.live.values() if each.submit.gateway == gateway]
+        for sequence in mine:
             self.abort(sequence)
+        return [(each.submit.request, each.submit.attempt) for each in mine]
 
     def credit(self, credit: Credit) -> None:
         """The client reads on: a paused request may go on."""

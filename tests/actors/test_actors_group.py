@@ -3,12 +3,30 @@
 import pytest
 
 from edgemesh.actors.group import GroupActor
+from edgemesh.decide.owed import RETRY_NS
 from edgemesh.runtime.clock import VirtualClock
 from edgemesh.runtime.memory import MemoryNet
 from edgemesh.topology import derive, parse
+from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.catalogue import LinkKind
 from edgemesh.wire.ids import MAX_TEXT, Plane
-from edgemesh.wire.messages import Attached, Begin, Cancel, Capacity, Fault, Ready, StepFault, Stop
+from edgemesh.wire.messages import (
+    Accepted,
+    Attached,
+    Begin,
+    Cancel,
+    Capacity,
+    Done,
+    Emit,
+    Failed,
+    Fault,
+    Place,
+    Ready,
+    Sampling,
+    StepFault,
+    Stop,
+    Submit,
+)
 
 CAPACITY = Capacity(64, 16, 64, 100, (), None, 0, 0)
 PLANES = (Plane.PREFILL, Plane.DECODE)
@@ -20,7 +38,8 @@ class Bench:
     def __init__(self):
         self.mesh = derive(parse("[mesh]\ntp = 2\n[engine]\nkind = 'null'\n"), "/run/bench")
         self.sent = []
-        self.net = MemoryNet(self.mesh, VirtualClock().now, self.sent.append)
+        self.clock = VirtualClock()
+        self.net = MemoryNet(self.mesh, self.clock.now, self.sent.append)
         self.ports = {actor.name: self.net.port(actor.name) for actor in self.mesh.actors}
         self.actor = GroupActor(self.mesh, "group-0", 0, self.ports["group-0"])
         self.trace = self.ports["group-0"].trace
@@ -29,6 +48,9 @@ class Bench:
         """Deliver a message, and give back what the group sent in answer, as it arrives."""
         self.ports[source].send(kind, message, "group-0")
         self.actor.receive(kind, self.net.admit(self.sent.pop()))
+        return self.settle()
+
+    def settle(self):
         self.actor.settle()
         sent, self.sent[:] = list(self.sent), []
         return [(each.to, self.net.admit(each)) for each in sent]
@@ -67,3 +89,55 @@ def test_what_comes_before_it_has_begun_is_traced_and_dropped(group):
 def test_it_ends_when_it_is_told_to(group):
     assert group.tell("supervisor-0", LinkKind.COMMAND, Stop("over")) == []
     assert group.actor.done
+
+
+@pytest.fixture
+def begun(group):
+    group.tell("supervisor-0", LinkKind.COMMAND, Begin(0, CAPACITY))
+    for plane in PLANES:
+        for rank in range(2):
+            group.tell(f"rank-{rank}.{plane}", LinkKind.RESULT, Attached(0, plane, 0, rank))
+    return group
+
+
+def words(sent):
+    return [(type(message), request) for to, message in sent if to == "gateway-0" for request in requests(message)]
+
+
+def requests(message):
+    return [item.request for item in message.items] if isinstance(message, Emit) else [message.request]
+
+
+def place(name, tokens=4, output=2):
+    return Place(0, Submit(name, 0, 0, TokenArray.of(range(tokens)), Sampling(), output))
+
+
+def first_token(group):
+    """The prefill of all that waits, answered; what the group sends then."""
+    return group.tell("rank-0.prefill", LinkKind.RESULT, Done(0, Plane.PREFILL, 0, 0, firsts=(7,)))
+
+
+@pytest.mark.parametrize("lost", ["accepted", "tokens", "last tokens", "refusal"])
+@pytest.mark.parametrize("canceled", [False, True])
+def test_a_gateway_that_was_behind_hears_of_every_request_that_it_lost(begun, lost, canceled):
+    output = 1 if lost == "last tokens" else 2
+    if "tokens" in lost:
+        begun.tell("router-0", LinkKind.PLACE, place("r", output=output))
+    begun.net.remove("gateway-0")
+    if "tokens" in lost:
+        first_token(begun)
+    else:
+        begun.tell("router-0", LinkKind.PLACE, place("r", tokens=9999 if lost == "refusal" else 4))
+    # It is no word behind: what comes in the meantime is lost as well, and told in its order.
+    begun.tell("router-0", LinkKind.PLACE, place("s"))
+    assert begun.actor.scheduler.state.live == {}
+    assert begun.trace.named("gateway.lost")
+    begun.ports["gateway-0"] = begun.net.port("gateway-0")
+    if canceled:
+        begun.tell("gateway-0", LinkKind.STEER, Cancel(0, "r", 0))
+    begun.clock.move_to(begun.clock.now() + RETRY_NS)
+    said = words(begun.settle())
+    assert said == [(Failed, name) for name in ("s" if canceled else "rs")]
+    begun.clock.move_to(begun.clock.now() + RETRY_NS)
+    assert words(begun.settle()) == []
+    assert words(begun.tell("router-0", LinkKind.PLACE, place("t"))) == [(Accepted, "t")]

@@ -147,12 +147,25 @@ def test_a_full_link_is_a_429(router, monkeypatch):
     assert (to, rejected.status, rejected.retry_after_s) == ("gateway-0", 429, 1)
 
 
-def test_a_gateway_that_is_gone_does_not_stop_the_router(router):
-    sent = submit(pin=5)
+def test_a_gateway_that_was_behind_hears_of_every_refusal(router):
+    sent = [submit("r", pin=5), submit("s", pin=6)]
     router.net.remove("gateway-0")
-    router.actor.receive(LinkKind.SUBMIT, sent)
+    for each in sent:
+        router.actor.receive(LinkKind.SUBMIT, each)
     assert router.trace.named("gateway.lost")[0]["gateway"] == 0
     assert not router.actor.done
+    due = router.actor.deadline()
+    assert due > router.clock.now()
+    router.actor.settle()
+    assert router.actor.deadline() == due, "not before it is due"
+    router.clock.move_to(due)
+    router.actor.settle()
+    assert router.actor.deadline() > due
+    router.ports["gateway-0"] = router.net.port("gateway-0")
+    router.clock.move_to(router.actor.deadline())
+    router.actor.settle()
+    assert [message.request for _, message in router.answers()] == [each.request for each in sent]
+    assert router.actor.deadline() is None
     router.actor.receive(LinkKind.COMMAND, Stop("the end"))
     assert router.actor.done
 
