@@ -45,6 +45,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     key: str
     pin: int | None
     priority: int
+    tenant: str = ""
+    """Whose API key it is, where there are keys."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -20,8 +20,12 @@ Tokens: TypeAlias = "array[int] | memoryview"
 
 @dataclass(slots=True)
 class Cursor:
-    """How far one request's tokens are hashed (``keys``, one per full page) and known to the index (in pages)."""
+    """How far one request's tokens are hashed (``keys``, one per full page) and known to the index (in pages).
 
+    Chains that begin with another ``root`` never meet.
+    """
+
+    root: bytes = b""
     keys: list[bytes] = field(default_factory=list)
     indexed: int = 0
 
@@ -32,13 +36,18 @@ class Cursor:
             return
         with memoryview(tokens) as view, view.cast("B") as buffer:
             limit = min(limit, len(buffer) // size)
-            parent = self.keys[-1] if self.keys else b""
+            parent = self.keys[-1] if self.keys else self.root
             for page in range(start, limit):
                 parent = blake2b(buffer[page * size : (page + 1) * size], digest_size=KEY_BYTES, key=parent).digest()
                 self.keys.append(parent)
 
 
-def chain(tokens: Tokens, page_tokens: int, limit: int) -> list[bytes]:
+def root_of(tenant: str) -> bytes:
+    """Where the chains of one tenant begin; without tenants all chains begin alike."""
+    return blake2b(tenant.encode(), digest_size=KEY_BYTES, person=b"tenant").digest() if tenant else b""
+
+
+def chain(tokens: Tokens, page_tokens: int, limit: int, root: bytes = b"") -> list[bytes]:
     """The keys of the first ``limit`` full pages of a prompt.
 
     >>> from array import array
@@ -46,7 +55,7 @@ def chain(tokens: Tokens, page_tokens: int, limit: int) -> list[bytes]:
     >>> len(chain(one, 2, 8)), chain(one, 2, 8)[0] == chain(two, 2, 8)[0], chain(one, 2, 8)[1] == chain(two, 2, 8)[1]
     (2, True, False)
     """
-    cursor = Cursor()
+    cursor = Cursor(root)
     cursor.extend(tokens, page_tokens, limit)
     return cursor.keys
 

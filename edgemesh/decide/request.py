@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Final
 
-from edgemesh.decide.prefix import Cursor
+from edgemesh.decide.prefix import Cursor, root_of
 from edgemesh.wire.messages import Submit
 
 
@@ -74,7 +74,7 @@ class Sequence:
     submit: Submit
     order: int
     arrived_ns: int
-    cursor: Cursor = field(default_factory=Cursor)
+    cursor: Cursor = field(init=False)
     tokens: array[int] = field(init=False)
     prompt_tokens: int = field(init=False)
     credit: int = field(init=False)
@@ -92,6 +92,7 @@ class Sequence:
     paused_ns: int = 0
 
     def __post_init__(self) -> None:
+        self.cursor = Cursor(root_of(self.submit.tenant))
         self.prompt_tokens = len(self.submit.prompt)
         self.tokens = array("i", self.submit.prompt.buffer.tobytes())
         self.tokens.frombytes(self.submit.emitted.buffer.tobytes())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, Literal
 
-from edgemesh.decide.prefix import KEY_BYTES, chain
+from edgemesh.decide.prefix import KEY_BYTES, chain, root_of
 from edgemesh.wire.messages import LoadReport, Rejected, Submit
 
 Policy = Literal["prefix", "round_robin", "least_tokens"]
@@ -173,11 +173,13 @@ class RouterState:
     def _sticky(self, submit: Submit, alive: Sequence[int], fit: Sequence[int]) -> Choice:
         """The group that knows the session or the longest beginning, unless waiting there costs more than it saves."""
         tokens = len(submit.prompt)
-        keys = chain(
-            submit.prompt.buffer, self.config.page_tokens, min(MAX_DEPTH, (tokens - 1) // self.config.page_tokens)
-        )
+        depth = min(MAX_DEPTH, (tokens - 1) // self.config.page_tokens)
+        root = root_of(submit.tenant)
+        keys = chain(submit.prompt.buffer, self.config.page_tokens, depth, root)
         session = (
-            b"session:" + blake2b(submit.session.encode(), digest_size=KEY_BYTES).digest() if submit.session else b""
+            b"session:" + blake2b(submit.session.encode(), digest_size=KEY_BYTES, key=root).digest()
+            if submit.session
+            else b""
         )
         remembered = (session, *keys) if session else tuple(keys)
         knowing, saved, what = self._knowing(session, keys, tokens)

@@ -71,7 +71,7 @@ class Sampling(Part, frozen=True):
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     choice: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     logit_bias: Annotated[
@@ -93,7 +93,8 @@ class Submit(Message, frozen=True):
 
     ``emitted`` are tokens that the client already has, when the gateway re-submits (``attempt`` > 0);
     ``max_tokens`` counts them. ``key`` is the fairness key, ``session`` the affinity key ("" for none), ``pin`` the group
-    that the client asked for. ``credit`` is how many tokens may be emitted before a ``Credit`` raises it.
+    that the client asked for. ``credit`` is how many tokens may be emitted before a ``Credit`` raises it. Cached prompts are shared
+    only among requests of one ``tenant``: how long a prompt takes must not tell one of them what another asked.
     """
 
     request: RequestId
@@ -108,6 +109,7 @@ class Submit(Message, frozen=True):
     pin: GroupId | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     credit: Annotated[int, Meta(ge=1)] = 1 << 20
+    tenant: Annotated[str, Meta(max_length=160)] = ""
 
 
 class Rejected(Message, frozen=True):

@@ -22,9 +22,9 @@ def load(group, revision=0, *, epoch=0, running=0, waiting=0, outstanding=0, see
     return LoadReport(group, epoch, revision, running, waiting, outstanding, 10, 10, seen, draining)
 
 
-def submit(prompt=range(20), *, name="r", max_tokens=16, pin=None, session=""):
+def submit(prompt=range(20), *, name="r", max_tokens=16, pin=None, session="", tenant=""):
     tokens = TokenArray.of(prompt)
-    return Submit(name, 0, 0, tokens, Sampling(), max_tokens, pin=pin, session=session)
+    return Submit(name, 0, 0, tokens, Sampling(), max_tokens, pin=pin, session=session, tenant=tenant)
 
 
 def place(state, request):
@@ -43,6 +43,15 @@ def test_a_burst_is_balanced_though_no_report_comes(policy, groups, alike):
         place(state, submit([*range(alike), *range(1000 * each, 1000 * each + 40)])).group for each in range(64)
     )
     assert max(placed.values()) - min(placed[group] for group in range(groups)) <= 3, placed
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+def test_what_one_tenant_asked_places_no_request_of_another(session):
+    state = router(4)
+    place(state, submit(range(200), max_tokens=1, session=session, tenant="a"))
+    for tenant, follows in (("a", True), ("b", False), ("", False)):
+        choice = state.choose(submit(range(200), session=session, tenant=tenant))
+        assert ("outstanding" not in choice.why) == follows, choice
 
 
 def test_a_known_prefix_is_followed_until_waiting_costs_more_than_it_saves():
