@@ -17,7 +17,8 @@ from edgemesh.actors.gateway_answer import Answer
 from edgemesh.actors.gateway_http import Bodies, ClientGoneError, external_id, header, respond
 from edgemesh.actors.gateway_keys import ApiKeys
 from edgemesh.actors.gateway_metrics import Metrics
-from edgemesh.actors.gateway_streams import Flight, Sender, Stream, Streams
+from edgemesh.actors.gateway_outbox import Sender
+from edgemesh.actors.gateway_streams import Flight, Stream, Streams
 from edgemesh.api.check import Prompt, check_chat, check_completion
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.errors import ApiError, too_busy, unavailable
@@ -131,8 +132,8 @@ class Service:
         self._requests += 1
         try:
             outer, job, form = await self._prepared(prepare, model, name, scope, receive)
-            if job.key != caller and caller:
-                job = msgspec.structs.replace(job, key=caller)
+            if caller:
+                job = msgspec.structs.replace(job, key=caller, tenant=caller)
             flight = self._flight(name, job, model, started)
             headers = (b"x-request-id", (outer or name).encode())
             await self._answer(flight, form, model, receive, send, headers)

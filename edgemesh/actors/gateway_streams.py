@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections import OrderedDict, deque
-from typing import Final, Protocol
+from collections import OrderedDict
+from typing import Final
 
 from edgemesh.actors.gateway_metrics import Metrics
-from edgemesh.api.errors import ApiError, from_mesh, too_busy, unavailable
+from edgemesh.actors.gateway_outbox import Outbox, Sender
+from edgemesh.api.errors import ApiError, from_mesh
 from edgemesh.api.resolve import Choice, Job
 from edgemesh.api.stream import TextStream
-from edgemesh.runtime.link import LinkError, LinkFull
-from edgemesh.runtime.trace import Trace
-from edgemesh.wire.catalogue import LinkKind
 from edgemesh.wire.ids import Finish
-from edgemesh.wire.messages import Accepted, Cancel, Credit, Emit, Failed, Item, Logprob, Message, Rejected, Submit
+from edgemesh.wire.messages import Accepted, Cancel, Credit, Emit, Failed, Item, Logprob, Rejected, Submit
 
 CREDIT: Final = 512
 """Tokens that may be under way to a client that has not read those before."""
@@ -28,18 +26,6 @@ CREDIT: Final = 512
 UNLIMITED: Final = 1 << 20
 ORPHANS: Final = 1 << 16
 """Cancelled choices whose group is not known yet, of which a gateway remembers the latest."""
-
-
-class Sender(Protocol):
-    """What of an actor's port the streams use."""
-
-    trace: Trace
-
-    def send(self, kind: LinkKind, message: Message, to: str) -> None:
-        """Send without waiting; raises ``LinkError``."""
-
-    def now(self) -> int:
-        """Monotonic nanoseconds."""
 
 
 class Stream:
@@ -167,7 +153,7 @@ class Streams:
         self._metrics = metrics
         self._open: dict[str, Stream] = {}
         self._orphans: OrderedDict[str, int] = OrderedDict()
-        self._unsent: deque[tuple[Cancel | Credit, int]] = deque()
+        self._outbox = Outbox(port)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -193,15 +179,9 @@ class Streams:
                 pin=job.pin,
                 priority=job.priority,
                 credit=stream.upto,
+                tenant=job.tenant,
             )
-            try:
-                self._port.send(LinkKind.SUBMIT, submit, "router-0")
-            except LinkFull as error:
-                message = "the mesh has more requests than it can take now"
-                raise too_busy(message, 1) from error
-            except LinkError as error:
-                message = f"the router cannot be reached: {error}"
-                raise unavailable(message) from error
+            self._outbox.submit(submit)
             self._open[stream.id] = stream
             fields = {"request": stream.id, "attempt": stream.attempt, "choice": choice.index}
             self._port.trace.event("request.submitted", **fields)
@@ -211,6 +191,7 @@ class Streams:
         if isinstance(message, Emit):
             self._emit(message)
             return
+        self._outbox.arrived(message.request)
         stream = self._open.get(message.request)
         if stream is None or stream.attempt != message.attempt:
             self._orphan(message)
@@ -226,14 +207,14 @@ class Streams:
         """Let the group go on once half of what the client may hold is read."""
         if stream.read + CREDIT // 2 > stream.upto and not stream.done and stream.group is not None:
             stream.upto = stream.read + CREDIT
-            self._steer(Credit(stream.group, stream.id, stream.attempt, stream.upto), stream.group)
+            self._outbox.steer(Credit(stream.group, stream.id, stream.attempt, stream.upto), stream.group)
 
     def close(self, stream: Stream) -> None:
         """Forget a stream; cancel it where it still runs."""
         if self._open.pop(stream.id, None) is None or stream.done:
             return
         if stream.group is not None:
-            self._steer(Cancel(stream.group, stream.id, stream.attempt), stream.group)
+            self._outbox.steer(Cancel(stream.group, stream.id, stream.attempt), stream.group)
             return
         self._orphans[stream.id] = stream.attempt
         if len(self._orphans) > ORPHANS:
@@ -248,8 +229,7 @@ class Streams:
 
     def retry(self) -> None:
         """Send what a full link did not take."""
-        for _ in range(len(self._unsent)):
-            self._steer(*self._unsent.popleft())
+        self._outbox.retry()
 
     def _emit(self, emit: Emit) -> None:
         now = self._port.now()
@@ -281,19 +261,10 @@ class Streams:
             return
         del self._orphans[message.request]
         if isinstance(message, Accepted):
-            self._steer(Cancel(message.group, message.request, message.attempt), message.group)
+            self._outbox.steer(Cancel(message.group, message.request, message.attempt), message.group)
 
     def _orphan_item(self, item: Item, group: int) -> None:
         if self._orphans and self._orphans.get(item.request) == item.attempt:
             del self._orphans[item.request]
             if item.finish is Finish.NONE:
-                self._steer(Cancel(group, item.request, item.attempt), group)
-
-    def _steer(self, message: Cancel | Credit, group: int) -> None:
-        try:
-            self._port.send(LinkKind.STEER, message, f"group-{group}")
-        except LinkFull:
-            self._unsent.append((message, group))
-        except LinkError as error:
-            # The group is gone, and its requests with it.
-            self._port.trace.event("steer.unsent", request=message.request, error=str(error))
+                self._outbox.steer(Cancel(group, item.request, item.attempt), group)

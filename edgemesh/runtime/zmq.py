@@ -30,7 +30,11 @@ from edgemesh.wire.codec import MAX_FRAME_BYTES, Buffer, WireError, encode
 from edgemesh.wire.messages import Message
 
 HWM: Final = 8192
-"""Messages that may wait on each side of a connection."""
+"""Messages that may wait on each side of a connection.
+
+Their bytes have bounds elsewhere: of prompts by what a gateway lets be under way, of a group's plans and answers by the few steps
+that may be; all others are small.
+"""
 
 LINGER_MS: Final = 500
 """How long a closing socket tries to deliver what it holds."""

@@ -29,6 +29,7 @@ def test_keys_are_asked_for_where_there_are_some(tmp_path):
                 assert completion(client).choices[0].text == PROMPT
                 assert client.models.list().data
         assert len({submit.key for submit in mesh.submits}) == 3
+        assert all(submit.tenant == submit.key for submit in mesh.submits)
         assert not any("secret" in submit.key for submit in mesh.submits)
         for headers in (
             {},
