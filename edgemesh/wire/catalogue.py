@@ -4,10 +4,9 @@ A link is one-directional. ``CARRIES`` is the union that its sender may send and
 kind whose union holds request or step data and whose receivers span groups (``SCOPE`` says what bounds each).
 """
 
-import enum
 from typing import Final
 
-from edgemesh.wire.ids import Role
+from edgemesh.wire.ids import Role, Word
 from edgemesh.wire.messages import (
     Accepted,
     Arrive,
@@ -44,7 +43,7 @@ from edgemesh.wire.messages import (
 )
 
 
-class Scope(enum.StrEnum):
+class Scope(Word):
     """What bounds the receivers of a link."""
 
     INGRESS = "ingress"
@@ -63,7 +62,7 @@ class Scope(enum.StrEnum):
     """Only control messages, which hold no request data."""
 
 
-class LinkKind(enum.StrEnum):
+class LinkKind(Word):
     """The kinds of links, in the order in which a request meets them."""
 
     SUBMIT = "submit"

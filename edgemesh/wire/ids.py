@@ -23,7 +23,13 @@ MAX_TEXT: Final = 4096
 """Characters of a reason; who sends on what others said cuts it, or nobody would hear it."""
 
 
-class Plane(enum.StrEnum):
+class Word(enum.StrEnum):
+    """A word of the wire. It hashes as the string it is: several times as fast as an enum's own hash, on every look-up."""
+
+    __hash__ = str.__hash__
+
+
+class Plane(Word):
     """A stream of steps with its own ticks, barrier and process groups."""
 
     PREFILL = "prefill"
@@ -31,7 +37,7 @@ class Plane(enum.StrEnum):
     MIXED = "mixed"
 
 
-class Role(enum.StrEnum):
+class Role(Word):
     """What an actor is; its name is the role and its index (``group-0``, ``rank-3.decode``)."""
 
     SUPERVISOR = "supervisor"
@@ -43,7 +49,7 @@ class Role(enum.StrEnum):
     VAULT = "vault"
 
 
-class Layout(enum.StrEnum):
+class Layout(Word):
     """How the tokens of several groups lie in a collective of one tick."""
 
     EVEN = "even"
@@ -53,7 +59,7 @@ class Layout(enum.StrEnum):
     """Every group sends exactly the tokens that the verdict lists for it."""
 
 
-class Finish(enum.StrEnum):
+class Finish(Word):
     """Why a stream ended."""
 
     NONE = ""
@@ -66,7 +72,7 @@ class Finish(enum.StrEnum):
     ABORT = "abort"
 
 
-class Phase(enum.StrEnum):
+class Phase(Word):
     """What an actor is busy with, as its progress reports say it."""
 
     STARTING = "starting"
