@@ -6,15 +6,24 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from cuda_models import GREEDY, SLOTS, Driver, Stream, ThreadedRanks, make_runner, save_model
+from cuda_models import (
+    ERROR,
+    GREEDY,
+    SLOTS,
+    Driver,
+    Stream,
+    ThreadedRanks,
+    believable,
+    expected,
+    make_runner,
+    prompt,
+    save_model,
+)
 
 from edgemesh.engine.cuda.attention import choose
 from edgemesh.engine.turns import StepRefusedError
 from edgemesh.wire.ids import Layout, Plane
 from edgemesh.wire.messages import Decode, IdlePlan, Plan, Sampling, Verdict
-
-ERROR = 0.03
-"""Most that bfloat16 logits differ from float32 ones, as a share of the row's norm (0.01 to 0.02 seen)."""
 
 KERNELS = ["flash-attn", "torch", "auto"]
 
@@ -42,26 +51,6 @@ def runners(models):
         return path, attention
 
     return lambda family, kernels, **more: make_runner(*make(family, kernels), **more)
-
-
-@torch.inference_mode()
-def expected(model, tokens):
-    return model(torch.tensor([tokens], device="cuda")).logits[0].float()
-
-
-def prompt(seed, length):
-    return torch.randint(3, 5000, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def believable(model, stream):
-    """Each token is the reference's best one after those before it, or as good within the stated error."""
-    logits = expected(model, stream.tokens)[len(stream.prompt) - 1 : -1]
-    chosen = logits.gather(1, torch.tensor(stream.output, device="cuda")[:, None])[:, 0]
-    # An error of ERROR times the row's norm is spread over the row; no one logit is off by more than a few shares of it.
-    slack = 6 * ERROR * logits.norm(dim=-1) / logits.shape[1] ** 0.5
-    assert (logits.max(dim=-1).values - chosen <= slack).all()
-    exact = (logits.argmax(dim=-1) == torch.tensor(stream.output, device="cuda")).float().mean()
-    assert exact > 0.5, exact
 
 
 def close(found, wanted):
