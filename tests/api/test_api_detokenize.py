@@ -68,9 +68,9 @@ def test_thousands_of_incomplete_bytes_cost_the_same_each(byte):
 
     def seconds(count):
         detokenizer = Detokenizer(model.pieces)
-        start = time.perf_counter()
+        start = time.thread_time()
         text = "".join(detokenizer.feed((byte + 2,)) for _ in range(count)) + detokenizer.finish()
-        spent = time.perf_counter() - start
+        spent = time.thread_time() - start
         assert text == (bytes([byte]) * count).decode(errors="replace")
         return spent
 

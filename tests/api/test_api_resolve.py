@@ -150,7 +150,7 @@ def test_more_tokens_than_may_come_cannot_be_asked_for():
             "top_k": st.integers(-1, (1 << 31) - 1),
             "min_p": st.floats(0, 1),
             "seed": st.integers(-(1 << 63), (1 << 63) - 1),
-            "repetition_penalty": st.floats(0, 100, exclude_min=True),
+            "repetition_penalty": st.floats(0.01, 100),
             "presence_penalty": st.floats(-2, 2),
             "frequency_penalty": st.floats(-2, 2),
             "logit_bias": st.dictionaries(st.integers(0, 999).map(str), st.floats(-100, 100), max_size=20),

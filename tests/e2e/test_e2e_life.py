@@ -92,10 +92,12 @@ def test_a_second_sigterm_stops_now(fresh):
     launched.signal(signal.SIGTERM)
     wait_for(lambda: launched.health()[0] == 503, 5, launched, "health does not say that it drains")
     launched.signal(signal.SIGTERM)
-    start = time.monotonic()
-    launched.wait(10)
-    assert time.monotonic() - start < 5
+    # One that drained on would take the 2,000 tokens' time first.
+    assert launched.wait(30) == 0, launched.tell("a mesh that was asked to stop ends with 0")
+    (stopping,) = [each for each in events_of(launched, "supervisor-0") if each["event"] == "mesh.stopping"]
+    assert stopping["stage"] == "draining"
     running.join(10)
+    assert running.errors or running.failure is not None, running.events[-3:]
     assert launched.leftovers() == []
 
 
@@ -116,21 +118,25 @@ def test_a_rank_that_ends_or_stops_is_named_within_a_second(fresh, number):
     at = time.time_ns()
     os.kill(launched.actors()[rank], number)
     status, why = wait_for(
-        lambda: (found := launched.health())[0] != 200 and found, 3, launched, "health does not say that a rank is gone"
+        lambda: (found := launched.health())[0] != 200 and found,
+        15,
+        launched,
+        "health does not say that a rank is gone",
     )
-    known = time.time_ns()
     assert status == 503, launched.tell(f"{status}: {why}")
     assert rank in why
     running.join(20)
     assert running.errors, f"the running request's stream has no error: {running.events[-3:]} {running.failure}"
     assert launched.wait(30) != 0
     wanted = "actor.exited" if number == signal.SIGKILL else "actor.stopped"
-    named = [
-        each for each in events_of(launched, "supervisor-0") if each["event"] == wanted and each.get("name") == rank
-    ]
+    events = events_of(launched, "supervisor-0")
+    named = [each for each in events if each["event"] == wanted and each.get("name") == rank]
     assert named, launched.tell(f"no {wanted} of {rank}")
-    assert named[0]["ts"] - at < 1_000_000_000
-    assert known - at < 1_500_000_000
+    (failed,) = [each for each in events if each["event"] == "mesh.failed"]
+    # From when the supervisor was told; when it is scheduled is up to a machine that may be busy.
+    assert 0 <= failed["mono"] - named[0]["mono"] < 1_000_000_000
+    assert failed["ts"] - at < 10_000_000_000
+    assert not [each for each in events if each["event"] == "actor.silent"], "it was seen, not missed"
     assert rank in launched.log.read_text()
     assert launched.leftovers() == []
 
@@ -148,8 +154,8 @@ def test_an_end_while_starting_leaves_nothing(fresh, number, actors):
 def test_a_start_that_cannot_be_says_why_and_ends(tmp_path):
     command = [COMMAND, "start", "--topology", "demo", "--set", "mesh.tp=3", "--set", "mesh.dp=2"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode not in {0, 1} or "Traceback" not in result.stderr
-    assert result.returncode != 0
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
     assert "mesh.tp" in result.stdout + result.stderr
 
 
