@@ -22,7 +22,15 @@ _SIZES: Final = {
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """A config that ``parse_shape`` and transformers read; ``ModelError`` for an architecture that is not served."""
+    """A config that ``parse_shape`` and transformers read; ``ModelError`` for what is not served, or makes no sense."""
+    try:
+        return _config_of(file)
+    except (LookupError, TypeError, ArithmeticError) as error:  # values of other types than the format says
+        message = f"{file.path}: its metadata makes no sense: {type(error).__name__}: {error}"
+        raise ModelError(message) from error
+
+
+def _config_of(file: GgufFile) -> dict[str, Any]:
     meta = file.metadata
     kind = meta.get("general.architecture")
     if kind not in ARCHITECTURES:
@@ -36,6 +44,12 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     rotary = meta.get(f"{kind}.rope.dimension_count")
     if "head_dim" not in config and rotary is not None:
         config["head_dim"] = rotary
+    if "head_dim" not in config:
+        hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+        if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
+            message = f"{file.path}: {kind}.embedding_length and {kind}.attention.head_count: {hidden!r} and {heads!r} are no sizes"
+            raise ModelError(message)
+        config["head_dim"] = hidden // heads
     if rotary is not None and rotary != config["head_dim"]:
         message = f"{file.path}: {kind}.rope.dimension_count: {rotary} of {config['head_dim']}; partial rotation is not served"
         raise ModelError(message)

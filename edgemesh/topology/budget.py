@@ -88,13 +88,20 @@ def read_numbers(model: Path) -> ModelNumbers:
     """The numbers in a model directory's ``config.json``. Raises ``TopologyError``."""
     file = model / "config.json"
     try:
-        return msgspec.json.decode(file.read_bytes(), type=ModelNumbers)
+        numbers = msgspec.json.decode(file.read_bytes(), type=ModelNumbers)
     except OSError as error:
         message = f"cannot read {file}: {error.strerror or error}. Name a directory with a model's config.json."
         raise TopologyError(message) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         message = f"{file} does not have the numbers of a model: {error}."
         raise TopologyError(message) from error
+    if numbers.num_attention_heads % numbers.kv_heads:
+        message = (
+            f"{file}: num_attention_heads = {numbers.num_attention_heads} is no multiple of num_key_value_heads ="
+            f" {numbers.kv_heads}."
+        )
+        raise TopologyError(message)
+    return numbers
 
 
 def budget(topology: Topology, model: ModelNumbers, card_bytes: int) -> Budget:

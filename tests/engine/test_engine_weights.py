@@ -12,8 +12,10 @@ from engine_vault_gguf import write_gguf
 from engine_vault_models import save_tiny, tiny_model
 
 from edgemesh.engine.checkpoint import open_checkpoint
+from edgemesh.engine.gguf_config import config_of
+from edgemesh.engine.gguf_file import GgufFile
 from edgemesh.engine.layout import Split, targets
-from edgemesh.engine.shape import ModelError, RopeKind
+from edgemesh.engine.shape import ModelError, RopeKind, parse_shape
 from edgemesh.engine.weights import shard_all
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
@@ -128,6 +130,27 @@ def test_llama3s_baked_rope_is_recognised_or_refused(factor, tmp_path):
         return
     rope = open_checkpoint(path).shape.rope_scaling
     assert (rope.kind, rope.factor, rope.original_max_position) == (RopeKind.LLAMA3, factor, 8192)
+
+
+SIZES = ("embedding_length", "attention.head_count", "attention.key_length", "rope.freq_base", "rope.dimension_count")
+
+
+@pytest.mark.parametrize("gone", SIZES)
+@pytest.mark.parametrize("value", [None, 0, "x", [], [4], 1.5, True])
+def test_metadata_of_any_type_is_a_config_or_a_clear_refusal(gone, value, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    model = tiny_model("llama", head_dim=64, rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+    write_gguf(path, model, tokens=lambda w: w.add_tensor("rope_freqs.weight", llama3_factors(64, 500000.0, 8.0)))
+    with GgufFile(path) as file:
+        file.metadata["llama.rope.dimension_count"] = 64
+        del file.metadata["llama.attention.key_length"]
+        file.metadata[f"llama.{gone}"] = value
+        if value is None:
+            del file.metadata[f"llama.{gone}"]
+        try:
+            parse_shape(config_of(file))
+        except ModelError as error:
+            assert str(error)  # noqa: PT017 - either way is right, another exception is not
 
 
 def test_yarn_in_a_gguf_is_read(tmp_path):

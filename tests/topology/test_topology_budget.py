@@ -93,6 +93,10 @@ def test_numbers_are_read_from_config_json_and_its_faults_are_named(tmp_path):
     config.write_text(json.dumps(numbers | {"num_hidden_layers": 0}))
     with pytest.raises(TopologyError, match="num_hidden_layers"):
         read_numbers(tmp_path)
+    for kv_heads in (QWEN3_8B.num_attention_heads + 1, 2 * QWEN3_8B.num_attention_heads, 5):
+        config.write_text(json.dumps(numbers | {"num_key_value_heads": kv_heads}))
+        with pytest.raises(TopologyError, match=f"no multiple of num_key_value_heads = {kv_heads}"):
+            read_numbers(tmp_path)
     config.write_text(json.dumps(numbers))
     assert read_numbers(tmp_path) == QWEN3_8B
 
