@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -126,6 +128,8 @@ def demo(
         if name not in bench_demo.SECTIONS:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(bench_demo.SECTIONS)}")  # noqa: EM102, TRY003 - typer prints it
     rows = []
+    # A SIGTERM unwinds like Ctrl-C: the mesh that is being measured stops, and the rows so far are printed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with console.status("starting") as status:
             for name in names:
