@@ -14,6 +14,9 @@ Word = Failed | Rejected
 RETRY_NS: Final = 50_000_000
 """How long to wait before a gateway is tried again."""
 
+KEEP_NS: Final = 30_000_000_000
+"""A gateway that takes nothing for so long is gone; that the supervisor sees itself."""
+
 MOST: Final = 1 << 16
 """Words kept for one gateway, more than it may have streams by far; the oldest are dropped beyond that."""
 
@@ -23,6 +26,7 @@ class Owed:
 
     def __init__(self) -> None:
         self._words: dict[int, OrderedDict[tuple[str, int], Word]] = {}
+        self._since_ns: dict[int, int] = {}
         self._due_ns = 0
 
     def __contains__(self, gateway: int) -> bool:
@@ -36,6 +40,7 @@ class Owed:
     def add(self, word: Word, now_ns: int) -> None:
         """Owe a word; the first one on an attempt stays."""
         words = self._words.setdefault(word.gateway, OrderedDict())
+        self._since_ns.setdefault(word.gateway, now_ns)
         words.setdefault((word.request, word.attempt), word)
         if len(words) > MOST:
             words.popitem(last=False)
@@ -46,7 +51,7 @@ class Owed:
         for gateway, words in list(self._words.items()):
             words.pop((request, attempt), None)
             if not words:
-                del self._words[gateway]
+                self._forget(gateway)
 
     def pay(self, now_ns: int, say: Callable[[Word], bool]) -> None:
         """Say what is due; ``say`` tells whether it was taken, and the first that is not ends a gateway's turn."""
@@ -55,6 +60,10 @@ class Owed:
         for gateway, words in list(self._words.items()):
             while words and say(next(iter(words.values()))):
                 words.popitem(last=False)
-            if not words:
-                del self._words[gateway]
+                self._since_ns[gateway] = now_ns
+            if not words or now_ns - self._since_ns[gateway] >= KEEP_NS:
+                self._forget(gateway)
         self._due_ns = now_ns + RETRY_NS
+
+    def _forget(self, gateway: int) -> None:
+        del self._words[gateway], self._since_ns[gateway]
