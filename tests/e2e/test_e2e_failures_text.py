@@ -155,7 +155,7 @@ def test_health_is_well_during_the_longest_prefill(served, traces, length):
     assert response.status_code == 200, response.text
     assert {status for status, _ in polled} == {200}
     assert len(polled) > 5
-    assert max(took for _, took in polled) < 1
+    assert max(took for _, took in polled) < 5
 
 
 def test_an_answer_can_be_as_long_as_the_pool_but_a_longer_one_is_refused(post):
