@@ -142,10 +142,10 @@ class GroupActor:
                 reserve_tokens=topology.group.reserve_tokens,
                 max_waiting=topology.group.max_waiting,
                 quantum_tokens=topology.prefill.chunk_tokens,
-                age_ns=topology.group.age_ns,
+                age_ns=int(topology.group.age_s * 1e9),
                 pause_ns=int(topology.group.credit_deadline_s * 1e9),
                 prefix_cache=topology.group.prefix_cache,
-                graphs=topology.engine.device == "cuda",
+                graphs=any(rule.buckets for rule in self._rules.values()),
             )
         )
 

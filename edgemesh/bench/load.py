@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import uvloop
@@ -47,11 +47,17 @@ def model_of(target: Target) -> str:
         raise ValueError(message) from error
 
 
-def drive(target: Target, shape: prompts.Shape, load: Load, progress: Callable[[Call], None]) -> list[Call]:
+def drive(
+    target: Target,
+    shape: prompts.Shape,
+    load: Load,
+    progress: Callable[[Call], None],
+    dataset: Sequence[prompts.Entry] = (),
+) -> list[Call]:
     """Run the warm-up, then the load; ``progress`` sees each finished call. Calls come back in order of arrival."""
     total = load.warmup + load.requests
     # Bodies are made before the clock runs, so that the client's work in the load is only the wire's.
-    bodies = [prompts.body(shape, index) for index in range(total)]
+    bodies = [prompts.body(shape, index, dataset) for index in range(total)]
     path = prompts.path(shape)
 
     async def run() -> list[Call]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -99,10 +100,18 @@ class Endpoint(enum.StrEnum):
 
 
 class PromptKind(enum.StrEnum):
-    """Random token ids (of exactly the wanted length), or random common words (of about that length)."""
+    """Random token ids (of exactly the wanted length), random common words (of about that length), or a file's own prompts."""
 
     TOKENS = "tokens"
     TEXT = "text"
+    DATASET = "dataset"
+
+
+class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a dataset: a text, or a conversation; exactly one of the two."""
+
+    prompt: str = ""
+    messages: list[dict[str, Any]] = []
 
 
 class Shape(Struct, frozen=True):
@@ -135,8 +144,32 @@ def token_prompt(shape: Shape, index: int) -> list[int]:
     return [rng.randrange(FIRST_ID, shape.vocab) for _ in range(shape.input_len)]
 
 
-def body(shape: Shape, index: int) -> bytes:
-    """The JSON body of the ``index``-th request; two indices never share a prompt."""
+def entries(lines: bytes, endpoint: Endpoint) -> list[Entry]:
+    """The prompts of a JSON-lines file. Raises ``ValueError`` that names the line and what is allowed."""
+    found = []
+    for number, line in enumerate(lines.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = msgspec.json.decode(line, type=Entry)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            message = f'line {number}: {error}; a line is {{"prompt": "..."}} or {{"messages": [...]}}'
+            raise ValueError(message) from error
+        if bool(entry.prompt) == bool(entry.messages):
+            message = f"line {number}: give either `prompt` or `messages`, and not an empty one"
+            raise ValueError(message)
+        if entry.messages and endpoint is Endpoint.COMPLETIONS:
+            message = f"line {number}: `messages` are for --endpoint chat; completions take `prompt`"
+            raise ValueError(message)
+        found.append(entry)
+    if not found:
+        message = "it holds no prompt"
+        raise ValueError(message)
+    return found
+
+
+def body(shape: Shape, index: int, dataset: Sequence[Entry] = ()) -> bytes:
+    """The JSON body of the ``index``-th request. Two indices never share a random prompt; a dataset begins again at its end."""
     fields: dict[str, Any] = {
         "model": shape.model,
         "max_tokens": shape.output_len,
@@ -146,7 +179,11 @@ def body(shape: Shape, index: int) -> bytes:
     }
     if shape.ignore_eos:
         fields["ignore_eos"] = True
-    if shape.endpoint is Endpoint.CHAT:
+    if dataset:
+        entry = dataset[index % len(dataset)]
+        own = entry.messages or [{"role": "user", "content": entry.prompt}]
+        fields |= {"messages": own} if shape.endpoint is Endpoint.CHAT else {"prompt": entry.prompt}
+    elif shape.endpoint is Endpoint.CHAT:
         fields["messages"] = [{"role": "user", "content": text_prompt(shape, index)}]
     elif shape.prompts is PromptKind.TEXT:
         fields["prompt"] = text_prompt(shape, index)

@@ -6,12 +6,12 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from msgspec import Struct
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -19,26 +19,15 @@ from rich.text import Text
 
 from edgemesh.bench import prompts
 from edgemesh.bench.client import target as read_target
+from edgemesh.bench.compare import Row, differences, picture, rows
 from edgemesh.bench.load import Load, drive, model_of
-from edgemesh.bench.statistics import Call, Spread, Summary, summarise
-from edgemesh.cli.errors import fail
+from edgemesh.bench.report import ReportError, read, report, write
+from edgemesh.bench.statistics import Summary, summarise
+from edgemesh.cli.errors import complain, fail
 from edgemesh.inspect.escape import plain
 
 app = typer.Typer(help="Measure a mesh, or any OpenAI endpoint.", no_args_is_help=True, rich_markup_mode=None)
 console = Console()
-
-
-class Report(Struct, frozen=True):
-    """What ``--json`` stores: the load, its summary, and every call's own times for later comparison."""
-
-    url: str
-    shape: prompts.Shape
-    load: Load
-    summary: Summary
-    e2e_ms: list[float]
-    ttft_ms: list[float]
-    itl_ms: list[float]
-    errors: list[str]
 
 
 @app.command()
@@ -52,8 +41,12 @@ def serve(
     output_len: Annotated[int, typer.Option(min=1, max=1 << 20, help="Tokens to generate for each.")] = 64,
     endpoint: Annotated[prompts.Endpoint, typer.Option()] = prompts.Endpoint.COMPLETIONS,
     prompt: Annotated[
-        prompts.PromptKind, typer.Option(help="Random ids (exact length) or words (about the length); never repeated.")
+        prompts.PromptKind,
+        typer.Option(help="Random ids (exact length), random words (about the length), or those of --dataset."),
     ] = prompts.PromptKind.TOKENS,
+    dataset: Annotated[
+        Path | None, typer.Option(help='JSON lines: {"prompt": "..."}, or for chat {"messages": [...]}.')
+    ] = None,
     vocab: Annotated[int, typer.Option(min=prompts.FIRST_ID + 1, help="Random ids stay below this.")] = 32000,
     model: Annotated[str, typer.Option(help="The model's name; the first that the server lists if left out.")] = "",
     ignore_eos: Annotated[
@@ -64,6 +57,7 @@ def serve(
 ) -> None:
     """Drive an OpenAI endpoint with streamed requests; the key is $OPENAI_API_KEY, if set."""
     try:
+        entries = _dataset(prompt, dataset, endpoint)
         target = read_target(url, os.environ.get("OPENAI_API_KEY", ""))
         shape = prompts.Shape(
             model or model_of(target), endpoint, prompt, input_len, output_len, vocab, ignore_eos, seed
@@ -74,15 +68,41 @@ def serve(
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"{plain(shape.model)}, {concurrency} at once", total=requests)
-        calls = drive(target, shape, load, lambda _: progress.advance(task))
+        calls = drive(target, shape, load, lambda _: progress.advance(task), entries)
     summary = summarise(calls)
-    show(summary, f"{shape.model}: {input_len} in, {output_len} out, {_manner(load)}")
+    incoming = f"prompts of {dataset}" if entries else f"{input_len} in"
+    show(summary, f"{shape.model}: {incoming}, {output_len} out, {_manner(load)}")
     if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(_report(url, shape, load, summary, calls))))
+        write(json, report(url, shape, load, summary, calls))
     if summary.failed:
         first = next(call.error for call in calls if call.error)
         message = f"{summary.failed} of {len(calls)} requests failed; the first: {first}"
         raise fail(message)
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="A report of `bench serve --json`: what is compared with.")],
+    second: Annotated[Path, typer.Argument(help="Another one; ratios are of this over the first.")],
+    svg: Annotated[Path | None, typer.Option(help="Draw the latencies' distributions into this file.")] = None,
+) -> None:
+    """Compare two loads: every figure's ratio, and a picture of the latencies."""
+    try:
+        one, two = read(first), read(second)
+    except ReportError as error:
+        raise fail(str(error), 2) from error
+    names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
+    table = Table()
+    for header in ("", *map(plain, names), "ratio"):
+        table.add_column(Text(header), justify="right" if header else "left")
+    for row in rows(one, two):
+        table.add_row(row.name, *_cells((row.first, row.second)), _compared(row))
+    console.print(table)
+    for difference in differences(one, two):
+        complain("not the same", plain(difference))
+    if svg is not None:
+        svg.write_text(picture(one, two, names), encoding="utf-8")
+        console.print(f"wrote {plain(svg)}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -148,7 +168,7 @@ def show(summary: Summary, title: str) -> None:
         table.add_column(name, justify="right" if name else "left")
     spreads = {"TTFT ms": summary.ttft_ms, "ITL ms": summary.itl_ms, "TPOT ms": summary.tpot_ms}
     for name, spread in (*spreads.items(), ("e2e ms", summary.e2e_ms)):
-        table.add_row(name, *_cells(spread))
+        table.add_row(name, *_cells((spread.mean, spread.p50, spread.p90, spread.p99, spread.max)))
     console.print(table)
     cached = f", {summary.cached_tokens} of them cached" if summary.cached_tokens else ""
     console.print(
@@ -159,8 +179,7 @@ def show(summary: Summary, title: str) -> None:
     )
 
 
-def _cells(spread: Spread) -> list[str]:
-    values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
+def _cells(values: Sequence[float]) -> list[str]:
     return ["-" if math.isnan(value) else f"{value:.2f}" for value in values]
 
 
@@ -168,15 +187,27 @@ def _manner(load: Load) -> str:
     return f"{load.rate:g} a second" if load.rate else f"{load.concurrency} at once"
 
 
-def _report(url: str, shape: prompts.Shape, load: Load, summary: Summary, calls: list[Call]) -> Report:
-    good = [call for call in calls if not call.error]
-    return Report(
-        url=url,
-        shape=shape,
-        load=load,
-        summary=summary,
-        e2e_ms=[call.e2e_ms for call in good],
-        ttft_ms=[call.ttft_ms for call in good if call.stamps],
-        itl_ms=[gap for call in good for gap in call.itl_ms],
-        errors=sorted({call.error for call in calls if call.error}),
-    )
+def _dataset(kind: prompts.PromptKind, path: Path | None, endpoint: prompts.Endpoint) -> list[prompts.Entry]:
+    """The prompts of ``--dataset``. Raises ``ValueError``."""
+    if kind is not prompts.PromptKind.DATASET:
+        if path is not None:
+            message = f"--dataset {path} is only read with --prompt dataset"
+            raise ValueError(message)
+        return []
+    if path is None:
+        message = "--prompt dataset needs --dataset FILE"
+        raise ValueError(message)
+    try:
+        return prompts.entries(path.read_bytes(), endpoint)
+    except (OSError, ValueError) as error:
+        message = f"--dataset {path}: {error.strerror if isinstance(error, OSError) else error}"
+        raise ValueError(message) from error
+
+
+def _compared(row: Row) -> Text:
+    """A ratio; green where the second is better, red where it is worse, by more than a machine's noise."""
+    if math.isnan(row.ratio):
+        return Text("-")
+    better = row.ratio > 1 if row.more_is_better else row.ratio < 1
+    noise = 0.97 < row.ratio < 1.03
+    return Text(f"{row.ratio:.2f}", style="" if noise else "green" if better else "red")

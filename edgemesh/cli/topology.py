@@ -59,10 +59,18 @@ def check(
 
 
 def _budget(console: Console, topology: Topology, model: Path | None, card_gb: float) -> None:
-    """Print the memory budget of a CUDA topology, if the model's numbers are at hand."""
+    """Print the memory budget of a CUDA topology, or that the model's numbers are not at hand."""
     local = Path(topology.model.path).expanduser()
     directory = model or (local if (local / "config.json").is_file() else None)
-    if directory is None or (topology.engine.device != "cuda" and model is None):
+    if topology.engine.device != "cuda" and model is None:
+        return
+    if directory is None:
+        console.print(
+            f"no memory budget: the config.json of model.path = {topology.model.path!r} is not at hand;"
+            " give its directory with --model",
+            highlight=False,
+            soft_wrap=True,
+        )
         return
     found = check_budget(topology, read_numbers(directory), int(card_gb * (1 << 30)))
     console.print(

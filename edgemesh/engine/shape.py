@@ -88,13 +88,6 @@ class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The longest prompt plus output, in tokens, for which the network is exact."""
         return min(self.max_position, self.sliding_window or self.max_position)
 
-    @property
-    def parameters(self) -> int:
-        """Parameters, an embedding that doubles as the output head counted once."""
-        attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden
-        embeddings = (1 if self.tie else 2) * self.vocab * self.hidden
-        return embeddings + self.layers * (attention + 3 * self.mlp * self.hidden + 2 * self.hidden) + self.hidden
-
 
 class _FamilyDefaults(msgspec.Struct, frozen=True):
     """What a config of this ``model_type`` means by a key that it leaves out."""

@@ -174,13 +174,6 @@ class Store:
         )
         return grant, [region.fd for region in regions]
 
-    def close(self) -> None:
-        """Let go of all memory; who maps it keeps it."""
-        shards = [shard.region for shard in self._shards.values() if shard.region is not None]
-        for region in (*shards, *self._slabs.values(), *self._collectives.values()):
-            region.close()
-        self._shards, self._slabs, self._collectives = {}, {}, {}
-
     def _split(self, rank: int) -> Split:
         part = self.mesh.split_of(rank)
         return Split(part.attn_tp, part.attn_rank, part.mlp_tp, part.mlp_rank)

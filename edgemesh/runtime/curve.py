@@ -13,15 +13,6 @@ from edgemesh.runtime.link import LinkError
 from edgemesh.topology import Link, Mesh
 
 
-def make_keys(directory: Path, hosts: int) -> None:
-    """Write a new pair of keys for each host, readable by the owner alone."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for host in range(hosts):
-        zmq.auth.create_certificates(directory, f"host-{host}")
-    for path in directory.glob("host-*.key*"):
-        path.chmod(0o600)
-
-
 class Curve:
     """The keys of one host of a mesh, set on the sockets of links between hosts."""
 

@@ -195,14 +195,9 @@ class Group(Section, frozen=True):
             ge=0, le=MAX_TOKENS, description="Room to grow, in tokens per running request, that admission leaves free."
         ),
     ] = 64
-    age_ns: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1 << 62,
-            description="A request that waited this long is next, whatever its priority (nanoseconds).",
-        ),
-    ] = 10_000_000_000
+    age_s: Annotated[Seconds, Meta(description="A request that waited this long is next, whatever its priority.")] = (
+        10.0
+    )
     credit_deadline_s: Annotated[
         Seconds,
         Meta(description="How long a request may pause for a client that does not read, before it is cancelled."),

@@ -38,7 +38,9 @@ def test_of_starts_on_one_port_one_serves_and_the_others_name_it(fresh):
     for loser in meshes:
         if loser is not winner:
             assert loser.process.returncode > 0
-            assert f"{port}: Address already in use" in loser.log.read_text(), "found before the start, or when the gateway binds"
+            assert f"{port}: Address already in use" in loser.log.read_text(), (
+                "found before the start, or when the gateway binds"
+            )
             assert loser.leftovers()[-1:] == [f"port {port}"], "which is the winner's"
             assert "Traceback" not in loser.log.read_text()
     winner.wait_healthy(START_S)

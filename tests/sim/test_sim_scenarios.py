@@ -102,9 +102,7 @@ def test_a_key_that_floods_the_queue_does_not_keep_another_key_waiting(seed):
 def test_no_request_is_passed_over_for_longer_than_the_ageing_bound(seed, key):
     hasty = [ask(f"hasty-{each}", 20, 8, seed=each, key="same", at_ms=2 * each, priority=-1) for each in range(200)]
     patient = ask("patient", 20, 8, key=key, at_ms=20, priority=5)
-    simulation = mesh(
-        [*hasty, patient], seed, dp=1, tp=1, slots=2, pages=60, age_ns=100 * MS, prefix_cache="false"
-    ).play()
+    simulation = mesh([*hasty, patient], seed, dp=1, tp=1, slots=2, pages=60, age_s=0.1, prefix_cache="false").play()
     waited = patient.first_ns - patient.at_ns
     busy = max(stream.ended_ns for stream in simulation.streams) - patient.at_ns
     assert busy > 300 * MS, "the flood is too small to show anything"

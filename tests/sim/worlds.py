@@ -24,7 +24,7 @@ chunk_tokens = {chunk_tokens}
 reserve_tokens = {reserve_tokens}
 max_waiting = {max_waiting}
 prefix_cache = {prefix_cache}
-age_ns = {age_ns}
+age_s = {age_s}
 [router]
 policy = '{policy}'
 [barrier]
@@ -49,7 +49,7 @@ def topology(**values):
         "reserve_tokens": 8,
         "max_waiting": 1000,
         "prefix_cache": "true",
-        "age_ns": 10**10,
+        "age_s": 10.0,
         "policy": "prefix",
         "hold_ms": 0,
         "gateways": 1,
@@ -86,7 +86,7 @@ def drawn(seed, groups=None):
         reserve_tokens=random.choice([0, 4, 32]),
         max_waiting=random.choice([3, 1000, 1000]),
         prefix_cache=random.choice(["true", "true", "false"]),
-        age_ns=random.choice([10**6, 10**10]),
+        age_s=random.choice([0.001, 10.0]),
         policy=random.choice(["prefix", "round_robin", "least_tokens"]),
         hold_ms=random.choice([0, 0, 3]),
         gateways=random.choice([1, 2]),

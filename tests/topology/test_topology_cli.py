@@ -58,6 +58,11 @@ def test_check_tells_the_budget_of_a_card(model):
     assert "does not fit cards of 8 GiB" in refused.stderr
 
 
+def test_check_says_why_there_is_no_budget():
+    assert "no memory budget: the config.json of model.path = 'Qwen/" in call("check", "tp8-dp2").output
+    assert "no memory budget" not in call("check", "demo").output
+
+
 def test_check_can_ask_the_machine(tmp_path):
     missing = str(tmp_path / "nothing")
     result = call("check", "demo", "--machine", "--set", f"model.path={missing}", "--set", "gateway.port=0")

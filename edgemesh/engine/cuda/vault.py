@@ -107,12 +107,6 @@ class CardStore:
         )
         return grant, []
 
-    def close(self) -> None:
-        """Give all memory back; nobody may map it any more."""
-        for region in (*self._weights, *self._slabs):
-            region.close()
-        self._weights, self._slabs = [], []
-
     def _split(self, rank: int) -> Split:
         part = self.mesh.split_of(rank)
         return Split(part.attn_tp, part.attn_rank, part.mlp_tp, part.mlp_rank)
