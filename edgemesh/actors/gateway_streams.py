@@ -180,6 +180,7 @@ class Streams:
                 priority=job.priority,
                 credit=stream.upto,
                 tenant=job.tenant,
+                grammar=job.grammar,
             )
             self._outbox.submit(submit)
             self._open[stream.id] = stream

@@ -48,6 +48,9 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
     """Whose API key it is, where there are keys."""
 
+    grammar: str = ""
+    """What every choice's output must be, as a grammar's source; "" for anything."""
+
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts together, each counted once."""

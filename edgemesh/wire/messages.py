@@ -95,6 +95,7 @@ class Submit(Message, frozen=True):
     ``max_tokens`` counts them. ``key`` is the fairness key, ``session`` the affinity key ("" for none), ``pin`` the group
     that the client asked for. ``credit`` is how many tokens may be emitted before a ``Credit`` raises it. Cached prompts are shared
     only among requests of one ``tenant``: how long a prompt takes must not tell one of them what another asked.
+    ``grammar`` is the source of what the output must be ("" for anything), as ``edgemesh.grammar`` takes it.
     """
 
     request: RequestId
@@ -110,6 +111,7 @@ class Submit(Message, frozen=True):
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     credit: Annotated[int, Meta(ge=1)] = 1 << 20
     tenant: Annotated[str, Meta(max_length=160)] = ""
+    grammar: Annotated[str, Meta(max_length=1 << 20)] = ""
 
 
 class Rejected(Message, frozen=True):
