@@ -97,7 +97,8 @@ def connect(member: Member, region: Tensor | None, deadline: Deadline) -> Collec
         return Group(name, rank, size, make(name, rank, size) if size > 1 else None)
 
     attn = group("attn", attn_ranks)
-    return Collectives(attn, attn if attn_ranks == world else group("world", world), deadline)
+    scatters = member.mesh.topology.engine.exchange == "scatter"
+    return Collectives(attn, attn if attn_ranks == world else group("world", world), deadline, scatters=scatters)
 
 
 Make = Callable[[str, int, int], Backend]

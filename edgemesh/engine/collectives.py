@@ -140,12 +140,16 @@ class Group:
 
 
 class Collectives:
-    """The two groups of one rank; they are the same object where a coupled set is one group."""
+    """The two groups of one rank; they are the same object where a coupled set is one group.
 
-    def __init__(self, attn: Group, world: Group, deadline: Deadline) -> None:
+    ``scatters``: rows go from attention to MLP and back by reduce-scatter and all-gather, not by all-reduce alone.
+    """
+
+    def __init__(self, attn: Group, world: Group, deadline: Deadline, *, scatters: bool = True) -> None:
         self.attn = attn
         self.world = world
         self.deadline = deadline
+        self.scatters = scatters
 
     @property
     def spent_ns(self) -> int:

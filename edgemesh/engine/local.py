@@ -83,7 +83,7 @@ class LocalBackend:
         return torch.stack(self._swap(x))
 
 
-def local_collectives(attn_tp: int, groups: int, *, pads: bool = False) -> list[Collectives]:
+def local_collectives(attn_tp: int, groups: int, *, pads: bool = False, scatters: bool = True) -> list[Collectives]:
     """The collectives of every rank of a coupled set of ``groups``, one for each thread."""
     size = attn_tp * groups
     world_hub = LocalHub("world", size)
@@ -97,7 +97,7 @@ def local_collectives(attn_tp: int, groups: int, *, pads: bool = False) -> list[
             if groups > 1:
                 number = group * attn_tp + rank
                 world = Group("world", number, size, _end(world_hub, number, deadline, pads=pads))
-            made.append(Collectives(attn, world, deadline))
+            made.append(Collectives(attn, world, deadline, scatters=scatters))
     return made
 
 

@@ -110,6 +110,13 @@ class Engine(Section, frozen=True):
         Literal["auto", "shm", "gloo", "nccl"],
         Meta(description="How ranks exchange tensors. auto: nccl on CUDA, shared memory on one CPU host, else gloo."),
     ] = "auto"
+    exchange: Annotated[
+        Literal["scatter", "reduce"],
+        Meta(
+            description="How attention DP moves rows between attention and MLP. scatter: reduce-scatter and all-gather."
+            " reduce: all-reduce alone, which moves more and is there to be measured."
+        ),
+    ] = "scatter"
     attention: Annotated[
         Literal["auto", "torch", "flash-attn"],
         Meta(

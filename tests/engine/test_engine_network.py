@@ -1,5 +1,4 @@
 import functools
-from pathlib import Path
 
 import pytest
 import torch
@@ -44,10 +43,12 @@ def models(tmp_path_factory):
 class Ranks:
     """The networks of all ranks of a coupled set over in-process collectives, without sampling."""
 
-    def __init__(self, path: Path, attn_tp: int, groups: int = 1, *, pads: bool = False, dtype: str = "float32"):
+    def __init__(self, path, attn_tp, groups=1, *, pads=False, scatters=True, dtype="float32"):
         self.attn_tp, self.groups = attn_tp, groups
         shape = read_shape(path / "config.json", dtype)
-        self.ends = local_collectives(attn_tp, groups, pads=pads) if attn_tp * groups > 1 else [alone()]
+        self.ends = (
+            local_collectives(attn_tp, groups, pads=pads, scatters=scatters) if attn_tp * groups > 1 else [alone()]
+        )
         self.networks = []
         for rank in range(attn_tp * groups):
             split = Split(attn_tp, rank % attn_tp, attn_tp * groups, rank)
@@ -171,11 +172,11 @@ def test_packed_prompts_cached_prefix_and_decode_rows_in_one_step(models, attn_t
 
 
 @pytest.mark.parametrize(("groups", "attn_tp"), [(2, 2), (4, 1), (2, 4), (4, 2), (2, 3)])
-@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize(("pads", "scatters"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("layout", list(Layout))
-def test_attention_groups_with_different_work_equal_transformers(models, groups, attn_tp, pads, layout):
+def test_attention_groups_with_different_work_equal_transformers(models, groups, attn_tp, pads, scatters, layout):
     path, model = models("qwen3")
-    ranks = Ranks(path, attn_tp, groups, pads=pads)
+    ranks = Ranks(path, attn_tp, groups, pads=pads, scatters=scatters)
     prompts = [random_tokens(seed, 14) for seed in range(groups)]
     sequences = [Sequence(prompt, pages_of(9, 4)) for prompt in prompts]
     lengths = [10, 0, 3, 1][:groups]

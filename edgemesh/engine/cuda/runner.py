@@ -27,7 +27,7 @@ from edgemesh.engine.cuda.staging import Inbox, Outbox
 from edgemesh.engine.layout import Split
 from edgemesh.engine.sampler import Row
 from edgemesh.engine.shape import ModelShape
-from edgemesh.engine.streams import Dealt, Stream, Whole, stream
+from edgemesh.engine.streams import Stream, across, stream
 from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Plane
@@ -205,10 +205,7 @@ class CudaRunner:
 
     def _whole(self, rows: int) -> Stream:
         """The stream of a step that every group pads to ``rows``."""
-        collectives = self._collectives
-        if collectives.world is collectives.attn:
-            return Whole(collectives.attn, rows)
-        return Dealt(collectives, (rows,) * self._turns.station.groups)
+        return across(self._collectives, (rows,) * self._turns.station.groups)
 
     def _eager(
         self, plan: Plan | IdlePlan, prefill: Prefill | None, firsts: Sequence[Drawing], ran: list[int]
