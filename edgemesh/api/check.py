@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from edgemesh.api.conversation import check_tools
 from edgemesh.api.errors import ApiError, invalid, model_not_found
 from edgemesh.api.limits import Limits
 from edgemesh.api.openai import MAX_CHOICES, ChatRequest, CompletionRequest, DetokenizeRequest, Request, TokenizeRequest
@@ -41,6 +42,7 @@ def check_chat(request: ChatRequest, limits: Limits) -> None:
     if request.top_logprobs is not None and not request.logprobs:
         message = "`top_logprobs` is only allowed with `logprobs`: true"
         raise invalid(message, "top_logprobs")
+    check_tools(request)
     check_kwargs(request)
 
 
@@ -87,10 +89,11 @@ def check_tokenize(request: TokenizeRequest, limits: Limits) -> None:
         message = "give either `prompt` or `messages`"
         raise invalid(message, "prompt", "missing_required_parameter" if request.prompt is None else None)
     if request.messages is None:
-        for name in ("add_generation_prompt", "chat_template_kwargs"):
+        for name in ("add_generation_prompt", "chat_template_kwargs", "tools"):
             if getattr(request, name) is not None:
                 message = f"`{name}` is only allowed with `messages`"
                 raise invalid(message, name)
+    check_tools(request)
     check_kwargs(request)
 
 

@@ -7,8 +7,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from edgemesh.api.conversation import check_messages
 from edgemesh.api.errors import ApiError, invalid, unsupported
-from edgemesh.api.openai import NEUTRAL, ChatMessage
+from edgemesh.api.openai import NEUTRAL
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -41,8 +42,10 @@ class BodyDecoder:
             message = "the body is nested too deeply"
             raise invalid(message, None, "invalid_json") from error
         _refuse_unsupported(request, "")
-        for index, each in enumerate(getattr(request, "messages", None) or ()):
-            _check_message(each, index)
+        messages = getattr(request, "messages", None) or ()
+        for index, each in enumerate(messages):
+            _refuse_unsupported(each, f"messages[{index}].")
+        check_messages(messages)
         return request
 
 
@@ -70,11 +73,3 @@ def _refuse_unsupported(part: msgspec.Struct, prefix: str) -> None:
         value = getattr(part, field)
         if value is not None and not any(value == each and type(value) is type(each) for each in neutral):
             raise unsupported(prefix + field, allowed)
-
-
-def _check_message(message: ChatMessage, index: int) -> None:
-    param = f"messages[{index}]"
-    _refuse_unsupported(message, param + ".")
-    if message.content is None:
-        text = f"Invalid value for `{param}.content`: a `{message.role}` message needs a text"
-        raise invalid(text, f"{param}.content", "invalid_value")

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from edgemesh.api.tool_types import MAX_CALLS, MAX_TOOLS, CallId, Tool, ToolCall, ToolChoice
+
 MAX_STOPS: Final = 16
 MAX_CHOICES: Final = 256
 """Choices of one request: prompts times ``n``."""
@@ -24,6 +26,7 @@ LengthOrNone = Annotated[int, Meta(ge=0, le=1 << 20)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Stop = Annotated[str, Meta(min_length=1, max_length=512)]
 Label = Annotated[str, Meta(max_length=128)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,15 +94,17 @@ class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """One turn of a conversation."""
+    """One turn of a conversation; ``reasoning`` is another name of ``reasoning_content``."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Meta(min_length=1, max_length=1024)] | None = None
     name: Label | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_call_id: CallId | None = None
 
     refusal: Any = None
-    tool_calls: Any = None
     function_call: Any = None
     audio: Any = None
     annotations: Any = None
@@ -115,10 +120,13 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Annotated[dict[Label, Any], Meta(max_length=32)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
 
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
     continue_final_message: Any = None
@@ -131,7 +139,6 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
-    reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
     prompt_cache_retention: Any = None
@@ -159,6 +166,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Annotated[dict[Label, Any], Meta(max_length=32)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     return_token_strs: bool | None = None
 
 
@@ -193,11 +201,8 @@ NEUTRAL: Final[dict[str, Neutral]] = {
     "CompletionRequest": {**_NEUTRAL, "suffix": (("",), "an empty string")},
     "ChatRequest": {
         **_NEUTRAL,
-        "tools": (([],), "an empty list"),
-        "tool_choice": (("none",), '"none"'),
-        "parallel_tool_calls": ((False, True), "null"),
-        "functions": (([],), "an empty list"),
-        "function_call": (("none",), '"none"'),
+        "functions": (([],), "an empty list (`tools` is what took its place)"),
+        "function_call": (("none",), '"none" (`tool_choice` is what took its place)'),
         "continue_final_message": ((False,), "false"),
         "chat_template": ((), "null"),
         "documents": (([],), "an empty list"),
@@ -208,7 +213,6 @@ NEUTRAL: Final[dict[str, Neutral]] = {
         "modalities": ((["text"],), '["text"]'),
         "audio": ((), "null"),
         "prediction": ((), "null"),
-        "reasoning_effort": ((), "null"),
         "verbosity": (("medium",), '"medium"'),
         "web_search_options": ((), "null"),
         "prompt_cache_retention": ((), "null"),
@@ -216,8 +220,7 @@ NEUTRAL: Final[dict[str, Neutral]] = {
     },
     "ChatMessage": {
         "refusal": ((), "null"),
-        "tool_calls": (([],), "an empty list"),
-        "function_call": ((), "null"),
+        "function_call": ((), "null (`tool_calls` is what took its place)"),
         "audio": ((), "null"),
         "annotations": (([],), "an empty list"),
     },

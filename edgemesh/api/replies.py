@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from edgemesh.api.tool_types import ToolCall
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +20,12 @@ class PromptTokensDetails(Reply, frozen=True):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(Reply, frozen=True):
+    """How much of the completion was thought, not said."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(Reply, frozen=True):
     """What a request cost, in tokens."""
 
@@ -24,15 +33,17 @@ class Usage(Reply, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0) -> Usage:
     """The usage of a request whose choices together drew ``completion_tokens``."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
     )
 
 
@@ -70,11 +81,13 @@ class CompletionLogprobs(Reply, frozen=True):
 
 
 class AssistantMessage(Reply, frozen=True):
-    """What the model said."""
+    """What the model said; ``content`` is None where it only thought, or only called tools."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Reply, frozen=True):
