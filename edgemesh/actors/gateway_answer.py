@@ -11,7 +11,7 @@ from edgemesh.actors.gateway_streams import Flight, Stream, Streams
 from edgemesh.api.errors import ApiError
 from edgemesh.api.forms import Form, Part
 from edgemesh.api.replies import Usage, usage
-from edgemesh.api.sse import DONE, Chunks, Head, error_frame, usage_frame
+from edgemesh.api.sse import Chunks, Ending, Events, Head
 from edgemesh.runtime.clock import monotonic_ns
 from edgemesh.wire.ids import Finish
 from edgemesh.wire.messages import Logprob
@@ -32,7 +32,7 @@ class Answer:
         self.blocked_since_ns = 0
         """When a send began that the client has not taken yet; 0: none."""
 
-        self.reasons: dict[str, str] = {}
+        self.endings: dict[str, Ending] = {}
         """How each stream ended, by its id."""
 
     async def admitted(self) -> None:
@@ -67,7 +67,7 @@ class Answer:
             Part(
                 index=stream.choice.index,
                 text="".join(texts[stream.id]),
-                finish_reason=self.reasons[stream.id],
+                ending=self.endings[stream.id],
                 logprobs=None if stream.choice.sampling.logprobs < 0 else entries[stream.id],
             )
             for stream in flight.streams
@@ -77,13 +77,10 @@ class Answer:
     async def events(self, send: Send, headers: tuple[bytes, ...]) -> ApiError | None:
         """Send everything as events; a failure is the last of them, and returned. Raises ``ClientGoneError``."""
         flight = self._flight
-        include_usage = flight.job.include_usage
-        made = {
-            stream.id: self._form.chunks(self._head, stream.choice.index, include_usage=include_usage)
-            for stream in flight.streams
-        }
+        events = self._form.events(self._head, include_usage=flight.job.include_usage)
+        made = {stream.id: events.chunks(stream.choice.index) for stream in flight.streams}
         await begin_events(send, headers)
-        out: list[bytes] = []
+        out = [events.begin(self._usage())]
         for stream in flight.streams:
             opening = self._form.opening(stream.choice.prompt)
             out += (made[stream.id].first(), made[stream.id].text(opening) if opening else b"")
@@ -93,9 +90,9 @@ class Answer:
             if flight.gone:
                 raise ClientGoneError
             start = monotonic_ns()
-            out = [self._more(stream, made[stream.id]) for stream in changed if stream.id not in self.reasons]
+            out = [self._more(stream, made[stream.id]) for stream in changed if stream.id not in self.endings]
             failure = next((stream.failure for stream in changed if stream.failure is not None), None)
-            out.append(self._closing(failure))
+            out.append(self._closing(events, failure))
             self.work_ns += monotonic_ns() - start
             await self._send(send, out, more=bool(self._open) and failure is None)
             if failure is not None:
@@ -111,37 +108,35 @@ class Answer:
         event = b""
         if text or shown:
             event = chunks.text(text, self._form.logprobs(shown, offset) if shown else None)
-        if stream.id in self.reasons:
-            event += chunks.last(self.reasons[stream.id])
+        if stream.id in self.endings:
+            event += chunks.last(self.endings[stream.id])
         return event
 
-    def _closing(self, failure: ApiError | None) -> bytes:
+    def _closing(self, events: Events, failure: ApiError | None) -> bytes:
         """What ends the whole answer, if this is its end."""
         if failure is not None:
-            return error_frame(failure) + DONE
-        if self._open:
-            return b""
-        return (usage_frame(self._head, self._usage()) if self._flight.job.include_usage else b"") + DONE
+            return events.fail(failure)
+        return b"" if self._open else events.end(self._usage())
 
     def _advance(self, stream: Stream) -> tuple[str, list[Logprob]]:
         """The new text of a stream and its log-probabilities; notes its end."""
-        if stream.id in self.reasons:
+        if stream.id in self.endings:
             return "", []
         at, stream.read = stream.read, len(stream.tokens)
         piped = stream.text
         text = piped.feed(stream.tokens[at:], stream.logprobs[at:])
         shown = piped.shown
         if piped.stopped:
-            self._end(stream, "stop")
+            self._end(stream, Ending("stop", piped.stop))
         elif stream.finish in REASONS:
             text += piped.finish()
             shown = shown + piped.shown
-            self._end(stream, REASONS[stream.finish])
+            self._end(stream, Ending(REASONS[stream.finish]))
         return text, shown
 
-    def _end(self, stream: Stream, reason: str) -> None:
+    def _end(self, stream: Stream, ending: Ending) -> None:
         self._open -= 1
-        self.reasons[stream.id] = reason
+        self.endings[stream.id] = ending
         self._streams.close(stream)
 
     def _check(self, streams: list[Stream]) -> None:

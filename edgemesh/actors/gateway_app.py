@@ -12,7 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from edgemesh import __version__
-from edgemesh.actors.gateway_http import ClientGoneError, header, refuse, respond
+from edgemesh.actors.gateway_http import ClientGoneError, ErrorForm, credentials, openai_body, refuse, respond
 from edgemesh.actors.gateway_metrics import CONTENT_TYPE
 from edgemesh.actors.gateway_service import Model, Service
 from edgemesh.api.check import check_detokenize, check_model, check_tokenize
@@ -27,10 +27,11 @@ MAX_NAMED: Final = 64
 class Endpoint:
     """One route's handler: refusals become answers, counted by status; a bug is a 500 that says nothing of itself."""
 
-    def __init__(self, service: Service, name: str, handler: Handler) -> None:
+    def __init__(self, service: Service, name: str, handler: Handler, form: ErrorForm = openai_body) -> None:
         self._service = service
         self._name = name
         self._handler = handler
+        self._form = form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -39,7 +40,7 @@ class Endpoint:
             await self._handler(scope, receive, send)
         except ApiError as error:
             status = error.status
-            await refuse(send, error)
+            await refuse(send, error, self._form)
         except ClientGoneError:
             status = 499
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer and the trace the cause
@@ -48,7 +49,7 @@ class Endpoint:
             message = "the server met an unexpected error; it is in the gateway's trace"
             refusal = ApiError(500, message, kind="server_error", code="internal_error")
             # Where an answer has begun, this fails, and the connection is closed.
-            await refuse(send, refusal)
+            await refuse(send, refusal, self._form)
         finally:
             self._service.metrics.answered(self._name, status)
 
@@ -167,7 +168,7 @@ class Pages:
 
     def _known(self, scope: Scope) -> Model:
         """The model, for a caller who may ask. Raises ``ApiError`` (401, 503)."""
-        self._service.keys.check(header(scope, b"authorization"))
+        self._service.keys.check(credentials(scope))
         return self._service.loaded()
 
     def _card(self, model: Model) -> ModelCard:

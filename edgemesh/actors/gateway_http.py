@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -15,6 +15,14 @@ BODY_S: Final = 60.0
 """How long a client may take to send a body."""
 
 JSON: Final = b"application/json"
+
+ErrorForm = Callable[[ApiError], bytes]
+"""Makes an error's body."""
+
+
+def openai_body(error: ApiError) -> bytes:
+    """An error's body as OpenAI's clients read it."""
+    return error.body
 
 
 class ClientGoneError(Exception):
@@ -28,6 +36,13 @@ def header(scope: Scope, name: bytes) -> bytes:
             found: bytes = value
             return found
     return b""
+
+
+def credentials(scope: Scope) -> bytes:
+    """What an ``Authorization`` header says, or would say of the key in ``X-Api-Key``; empty if there is neither."""
+    given = header(scope, b"authorization")
+    key = b"" if given else header(scope, b"x-api-key")
+    return b"Bearer " + key if key else given
 
 
 class Bodies:
@@ -90,8 +105,9 @@ async def respond(send: Send, status: int, body: bytes, kind: bytes = JSON, head
     await send({"type": "http.response.body", "body": body})
 
 
-async def refuse(send: Send, error: ApiError, headers: tuple[bytes, ...] = ()) -> None:
-    """An error's answer."""
+async def refuse(send: Send, error: ApiError, form: ErrorForm = openai_body) -> None:
+    """An error's answer; ``form`` makes its body."""
+    headers: tuple[bytes, ...] = ()
     if error.retry_after_s:
         headers = (*headers, b"retry-after", b"%d" % error.retry_after_s)
     if error.status == 401:
@@ -99,7 +115,7 @@ async def refuse(send: Send, error: ApiError, headers: tuple[bytes, ...] = ()) -
     if error.status in {408, 413}:
         # The rest of the body is not read, so the connection cannot carry another request.
         headers = (*headers, b"connection", b"close")
-    await respond(send, error.status, error.body, headers=headers)
+    await respond(send, error.status, form(error), headers=headers)
 
 
 async def begin_events(send: Send, headers: tuple[bytes, ...]) -> None:

@@ -14,7 +14,7 @@ from anyio import CapacityLimiter
 from starlette.types import Receive, Scope, Send
 
 from edgemesh.actors.gateway_answer import Answer
-from edgemesh.actors.gateway_http import Bodies, ClientGoneError, external_id, header, respond
+from edgemesh.actors.gateway_http import Bodies, ClientGoneError, credentials, external_id, respond
 from edgemesh.actors.gateway_keys import ApiKeys
 from edgemesh.actors.gateway_metrics import Metrics
 from edgemesh.actors.gateway_outbox import Sender
@@ -116,15 +116,16 @@ class Service:
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/v1/chat/completions``."""
-        await self._generate(scope, receive, send, "chatcmpl-", self._prepare_chat)
+        await self.generate(scope, receive, send, "chatcmpl-", self._prepare_chat)
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/v1/completions``."""
-        await self._generate(scope, receive, send, "cmpl-", self._prepare_completion)
+        await self.generate(scope, receive, send, "cmpl-", self._prepare_completion)
 
-    async def _generate(self, scope: Scope, receive: Receive, send: Send, prefix: str, prepare: Prepare) -> None:
+    async def generate(self, scope: Scope, receive: Receive, send: Send, prefix: str, prepare: Prepare) -> None:
+        """Answer one request, from its key to its last byte; its id begins with ``prefix``. Raises ``ApiError``."""
         started = monotonic_ns()
-        caller = self.keys.check(header(scope, b"authorization"))
+        caller = self.keys.check(credentials(scope))
         model = self.ready()
         if self._requests >= self._max_streams:
             raise _full(self._max_streams)
@@ -152,14 +153,20 @@ class Service:
 
     async def _prepare_chat(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = self.decoder.decode(body, ChatRequest)
-        outer = self._received(name, "chat", scope, request)
+        outer, job = await self.conversation(model, name, "chat", scope, request)
+        return outer, job, ChatForm(model.text.pieces)
+
+    async def conversation(
+        self, model: Model, name: str, endpoint: str, scope: Scope, request: ChatRequest
+    ) -> tuple[str, Job]:
+        """The client's own name of a chat, and its job, whichever endpoint it came by. Raises ``ApiError``."""
+        outer = self._received(name, endpoint, scope, request)
         check_chat(request, model.limits)
         size = sum(_length(message) for message in request.messages)
         start = monotonic_ns()
         ids = await self.work(size, lambda: _render(model.text, request))
         self._tokenised(name, len(ids), start)
-        job = resolve_chat(request, ids, model.limits, secrets.randbits(63))
-        return outer, job, ChatForm(model.text.pieces)
+        return outer, resolve_chat(request, ids, model.limits, secrets.randbits(63))
 
     async def _prepare_completion(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = self.decoder.decode(body, CompletionRequest)
@@ -253,7 +260,7 @@ class Service:
             self.port.trace.event(
                 "request.finished",
                 request=stream.id,
-                finish=answer.reasons[stream.id],
+                finish=answer.endings[stream.id].reason,
                 prompt_tokens=stream.prompt_tokens,
                 output_tokens=stream.text.tokens,
                 ttft_ns=max(0, stream.first_ns - flight.started_ns),

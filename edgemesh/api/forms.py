@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -19,7 +20,7 @@ from edgemesh.api.replies import (
     CompletionLogprobs,
     Usage,
 )
-from edgemesh.api.sse import ChatChunks, Chunks, CompletionChunks, Head
+from edgemesh.api.sse import ChatChunks, ChunkEvents, CompletionChunks, Ending, Events, Head
 from edgemesh.wire.messages import Logprob
 
 
@@ -28,7 +29,7 @@ class Part(msgspec.Struct, frozen=True):
 
     index: int
     text: str
-    finish_reason: str
+    ending: Ending
     logprobs: Sequence[Logprob] | None
 
 
@@ -38,8 +39,8 @@ class Form(Protocol):
     def head(self, name: str, created: int, model: str) -> Head:
         """What each chunk of a stream begins with."""
 
-    def chunks(self, head: Head, index: int, *, include_usage: bool) -> Chunks:
-        """The events of one choice."""
+    def events(self, head: Head, *, include_usage: bool) -> Events:
+        """The events of a streamed answer."""
 
     def opening(self, prompt: int) -> str:
         """Text before a choice's own: the prompt, where it is echoed."""
@@ -61,9 +62,10 @@ class ChatForm:
         """What each chunk begins with."""
         return Head(name, "chat.completion.chunk", created, model)
 
-    def chunks(self, head: Head, index: int, *, include_usage: bool) -> Chunks:
-        """The events of one choice."""
-        return ChatChunks(head, index, include_usage=include_usage)
+    def events(self, head: Head, *, include_usage: bool) -> Events:
+        """The events of a streamed answer."""
+        make = partial(ChatChunks, head, include_usage=include_usage)
+        return ChunkEvents(head, make, include_usage=include_usage)
 
     def opening(self, prompt: int) -> str:
         """A chat echoes nothing."""
@@ -82,7 +84,7 @@ class ChatForm:
                 index=part.index,
                 message=AssistantMessage(content=part.text),
                 logprobs=None if part.logprobs is None else self.logprobs(part.logprobs, 0),
-                finish_reason=part.finish_reason,
+                finish_reason=part.ending.reason,
             )
             for part in parts
         ]
@@ -101,9 +103,10 @@ class CompletionForm:
         """What each chunk begins with."""
         return Head(name, "text_completion", created, model)
 
-    def chunks(self, head: Head, index: int, *, include_usage: bool) -> Chunks:
-        """The events of one choice."""
-        return CompletionChunks(head, index, include_usage=include_usage)
+    def events(self, head: Head, *, include_usage: bool) -> Events:
+        """The events of a streamed answer."""
+        make = partial(CompletionChunks, head, include_usage=include_usage)
+        return ChunkEvents(head, make, include_usage=include_usage)
 
     def opening(self, prompt: int) -> str:
         """The echoed prompt."""
@@ -120,7 +123,7 @@ class CompletionForm:
                 index=part.index,
                 text=part.text,
                 logprobs=None if part.logprobs is None else self.logprobs(part.logprobs, 0),
-                finish_reason=part.finish_reason,
+                finish_reason=part.ending.reason,
             )
             for part in parts
         ]

@@ -5,6 +5,7 @@ Nearly all of a chunk is the same for every token of a choice, so it is encoded 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
@@ -15,6 +16,13 @@ from edgemesh.api.replies import ChatLogprobs, CompletionLogprobs, Usage
 DONE: Final = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a choice ended: ``reason`` is OpenAI's finish reason, ``stop`` the stop string that ended it, if one did."""
+
+    reason: str
+    stop: str | None = None
 
 
 def frame(chunk: msgspec.Struct | bytes) -> bytes:
@@ -36,8 +44,24 @@ class Chunks(Protocol):
     def text(self, text: str, logprobs: ChatLogprobs | CompletionLogprobs | None = None) -> bytes:
         """More text."""
 
-    def last(self, finish_reason: str) -> bytes:
+    def last(self, ending: Ending) -> bytes:
         """The end of the choice."""
+
+
+class Events(Protocol):
+    """Makes the events of one streamed answer; each call may give any number of them."""
+
+    def begin(self, usage: Usage) -> bytes:
+        """What comes before every choice; of ``usage`` only the prompt is known."""
+
+    def chunks(self, index: int) -> Chunks:
+        """The events of one choice."""
+
+    def end(self, usage: Usage) -> bytes:
+        """What comes after every choice."""
+
+    def fail(self, error: ApiError) -> bytes:
+        """What ends an answer that can no longer be an error's status."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -56,6 +80,34 @@ class Head(msgspec.Struct, frozen=True):
 def usage_frame(head: Head, usage: Usage) -> bytes:
     """The chunk without choices that ends a stream with ``include_usage``."""
     return frame(head.json() + b'],"usage":' + _encode(usage) + b"}")
+
+
+class ChunkEvents:
+    """Chunks of every choice, as chat and completions have them; ``make`` gives those of one choice."""
+
+    __slots__ = ("_head", "_include_usage", "_make")
+
+    def __init__(self, head: Head, make: Callable[[int], Chunks], *, include_usage: bool) -> None:
+        self._head = head
+        self._make = make
+        self._include_usage = include_usage
+
+    def begin(self, usage: Usage) -> bytes:
+        """Nothing: each choice begins by itself."""
+        del usage
+        return b""
+
+    def chunks(self, index: int) -> Chunks:
+        """The events of one choice."""
+        return self._make(index)
+
+    def end(self, usage: Usage) -> bytes:
+        """The usage, where it was asked for, and the end of the stream."""
+        return (usage_frame(self._head, usage) if self._include_usage else b"") + DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        """The error, and the end of the stream."""
+        return error_frame(error) + DONE
 
 
 class ChatChunks:
@@ -81,9 +133,9 @@ class ChatChunks:
         rest = b'},"logprobs":%b,"finish_reason":null}' % _encode(logprobs)
         return self._text_start + _encode(text) + rest + self._end
 
-    def last(self, finish_reason: str) -> bytes:
+    def last(self, ending: Ending) -> bytes:
         """The end of the choice."""
-        return self._start + b'{},"logprobs":null,"finish_reason":%b}' % _encode(finish_reason) + self._end
+        return self._start + b'{},"logprobs":null,"finish_reason":%b}' % _encode(ending.reason) + self._end
 
 
 class CompletionChunks:
@@ -107,6 +159,6 @@ class CompletionChunks:
         rest = b',"logprobs":%b,"finish_reason":null}' % _encode(logprobs)
         return self._start + _encode(text) + rest + self._end
 
-    def last(self, finish_reason: str) -> bytes:
+    def last(self, ending: Ending) -> bytes:
         """The end of the choice."""
-        return self._start + b'"","logprobs":null,"finish_reason":%b}' % _encode(finish_reason) + self._end
+        return self._start + b'"","logprobs":null,"finish_reason":%b}' % _encode(ending.reason) + self._end

@@ -50,6 +50,11 @@ class TextStream:
         """Whether a stop string was found."""
         return self._matcher.matched is not None
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was found."""
+        return self._matcher.matched
+
     def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob] = ()) -> str:
         """The text that these tokens add for the client."""
         if logprobs or self._singly:

@@ -31,8 +31,12 @@ def test_keys_are_asked_for_where_there_are_some(tmp_path):
         assert len({submit.key for submit in mesh.submits}) == 3
         assert all(submit.tenant == submit.key for submit in mesh.submits)
         assert not any("secret" in submit.key for submit in mesh.submits)
+        told = httpx.get(mesh.url + "/v1/models", headers={"x-api-key": "secret-2"})
+        assert told.status_code == 200
         for headers in (
             {},
+            {"x-api-key": "wrong"},
+            {"x-api-key": "secret-1", "Authorization": "Bearer wrong"},
             {"Authorization": "Bearer wrong"},
             {"Authorization": "secret-1"},
             {"Authorization": "Bearer"},

@@ -11,10 +11,11 @@ from openai.types.chat import ChatCompletionChunk
 from edgemesh.api.errors import context_length_exceeded, from_mesh, invalid, too_busy, unauthorised, unavailable
 from edgemesh.api.forms import ChatForm, CompletionForm, Part
 from edgemesh.api.replies import Usage, usage
-from edgemesh.api.sse import DONE, error_frame, frame, usage_frame
+from edgemesh.api.sse import DONE, Ending, error_frame, frame, usage_frame
 from edgemesh.wire.messages import Logprob
 
 USAGE = usage(5, 7, 3)
+STOP, LENGTH = Ending("stop"), Ending("length")
 TEXTS = st.text(max_size=30)
 TOKEN = byte_level().encode("the", add_special_tokens=False)[0]
 ENTRIES = [Logprob(TOKEN, -0.5, ((TOKEN, -0.5),))]
@@ -33,8 +34,8 @@ def chunks_of(stream):
 def test_chat_chunks_are_openais(name, model, texts, index, usage):
     form = ChatForm(byte_level().pieces)
     head = form.head(name, 123, model)
-    made = form.chunks(head, index, include_usage=usage)
-    stream = made.first() + b"".join(made.text(text) for text in texts) + made.last("length")
+    made = form.events(head, include_usage=usage).chunks(index)
+    stream = made.first() + b"".join(made.text(text) for text in texts) + made.last(Ending("length"))
     chunks = chunks_of(stream)
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk, strict=True)
@@ -51,9 +52,9 @@ def test_chat_chunks_are_openais(name, model, texts, index, usage):
 @given(texts=st.lists(TEXTS, max_size=4), index=st.integers(0, 255), usage=st.booleans())
 def test_completion_chunks_are_openais(texts, index, usage):
     form = CompletionForm(byte_level().pieces)
-    made = form.chunks(form.head("cmpl-1", 123, "m"), index, include_usage=usage)
+    made = form.events(form.head("cmpl-1", 123, "m"), include_usage=usage).chunks(index)
     assert made.first() == b""
-    chunks = chunks_of(b"".join(made.text(text) for text in texts) + made.last("stop"))
+    chunks = chunks_of(b"".join(made.text(text) for text in texts) + made.last(Ending("stop")))
     for chunk in chunks[:-1]:
         assert (chunk["object"], chunk["choices"][0]["finish_reason"]) == ("text_completion", None)
     assert [chunk["choices"][0]["text"] for chunk in chunks] == [*texts, ""]
@@ -64,8 +65,8 @@ def test_completion_chunks_are_openais(texts, index, usage):
 def test_logprobs_stream_in_the_form_of_the_whole_answer(kind):
     form = kind(byte_level().pieces)
     head = form.head("x", 1, "m")
-    [chunk] = chunks_of(form.chunks(head, 0, include_usage=False).text("the", form.logprobs(ENTRIES, 4)))
-    whole = json.loads(form.reply(head, [Part(0, "the", "stop", ENTRIES)], USAGE))
+    [chunk] = chunks_of(form.events(head, include_usage=False).chunks(0).text("the", form.logprobs(ENTRIES, 4)))
+    whole = json.loads(form.reply(head, [Part(0, "the", STOP, ENTRIES)], USAGE))
     streamed = chunk["choices"][0]["logprobs"]
     if kind is CompletionForm:
         assert streamed.pop("text_offset") == [4]
@@ -75,18 +76,30 @@ def test_logprobs_stream_in_the_form_of_the_whole_answer(kind):
 
 def test_whole_answers_are_openais():
     chat = ChatForm(byte_level().pieces)
-    body = chat.reply(chat.head("x", 1, "m"), [Part(0, "é", "stop", None), Part(1, "", "length", ENTRIES)], USAGE)
+    parts = [Part(0, "é", STOP, None), Part(1, "", LENGTH, ENTRIES)]
+    body = chat.reply(chat.head("x", 1, "m"), parts, USAGE)
     parsed = OpenAIChat.model_validate_json(body, strict=True)
     assert [choice.message.content for choice in parsed.choices] == ["é", ""]
     assert parsed.choices[0].logprobs is None
     assert parsed.choices[1].logprobs.content[0].token == "the"
     assert parsed.usage.prompt_tokens_details.cached_tokens == 3
     plain = CompletionForm(byte_level().pieces, ["the "])
-    body = plain.reply(plain.head("x", 1, "m"), [Part(0, "fox", "length", ENTRIES)], USAGE)
+    body = plain.reply(plain.head("x", 1, "m"), [Part(0, "fox", LENGTH, ENTRIES)], USAGE)
     parsed = OpenAICompletion.model_validate_json(body, strict=True)
     assert parsed.choices[0].logprobs.top_logprobs == [{"the": -0.5}]
     assert parsed.usage.total_tokens == 12
     assert plain.opening(0) == "the "
+
+
+@pytest.mark.parametrize("kind", [ChatForm, CompletionForm])
+def test_a_stream_ends_with_its_usage_if_it_was_asked_for_and_with_an_error_that_came_late(kind):
+    form = kind(byte_level().pieces)
+    head = form.head("x", 1, "m")
+    plain, counted = (form.events(head, include_usage=usage) for usage in (False, True))
+    assert plain.begin(USAGE) == counted.begin(USAGE) == b""
+    assert (plain.end(USAGE), counted.end(USAGE)) == (DONE, usage_frame(head, USAGE) + DONE)
+    error = unavailable("gone")
+    assert plain.fail(error) == counted.fail(error) == error_frame(error) + DONE
 
 
 def test_the_last_chunk_has_the_usage_and_no_choice():
