@@ -19,6 +19,9 @@ MAX_PAGES: Final = 1 << 24
 """Pages that one group's slab may have."""
 
 
+MAX_ALTERNATIVES: Final = 20
+"""Likeliest tokens that may be asked for beside one token."""
+
 MAX_TEXT: Final = 4096
 """Characters of a reason; who sends on what others said cuts it, or nobody would hear it."""
 

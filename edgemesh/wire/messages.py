@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import (
+    MAX_ALTERNATIVES,
     ActorName,
     Bytes,
     Epoch,
@@ -80,7 +81,7 @@ class Sampling(Part, frozen=True):
     allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=4096)] = ()
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=256)] = ()
     min_tokens: TokenCount = 0
-    logprobs: Annotated[int, Meta(ge=-1, le=20)] = -1
+    logprobs: Annotated[int, Meta(ge=-1, le=MAX_ALTERNATIVES)] = -1
 
     @property
     def needs_history(self) -> bool:
@@ -96,6 +97,9 @@ class Submit(Message, frozen=True):
     that the client asked for. ``credit`` is how many tokens may be emitted before a ``Credit`` raises it. Cached prompts are shared
     only among requests of one ``tenant``: how long a prompt takes must not tell one of them what another asked.
     ``grammar`` is the source of what the output must be ("" for anything), as ``edgemesh.grammar`` takes it.
+
+    ``max_tokens`` 0 asks for the prompt alone: the request ends when that is computed. ``prompt_logprobs`` is -1 for none, else how many
+    alternatives are wanted beside each prompt token; the gateway has those of the first ``scored`` positions already.
     """
 
     request: RequestId
@@ -103,7 +107,7 @@ class Submit(Message, frozen=True):
     gateway: GatewayId
     prompt: TokenArray
     sampling: Sampling
-    max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
+    max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)]
     emitted: TokenArray = msgspec.field(default_factory=TokenArray)
     key: Annotated[str, Meta(max_length=160)] = ""
     session: Annotated[str, Meta(max_length=160)] = ""
@@ -112,6 +116,8 @@ class Submit(Message, frozen=True):
     credit: Annotated[int, Meta(ge=1)] = 1 << 20
     tenant: Annotated[str, Meta(max_length=160)] = ""
     grammar: Annotated[str, Meta(max_length=1 << 20)] = ""
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_ALTERNATIVES)] = -1
+    scored: TokenCount = 0
 
 
 class Rejected(Message, frozen=True):
@@ -165,13 +171,36 @@ class Logprob(Part, frozen=True):
 
     token: TokenId
     logprob: float
-    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=20)] = ()
+    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_ALTERNATIVES)] = ()
+
+
+class PromptLogprobs(Part, frozen=True):
+    """How likely each prompt token after the positions ``start ...`` was, and the likeliest ones there.
+
+    ``rows`` holds 2 + 2 * ``top`` numbers for each position: the natural-log probability of the token that follows it (a float32's
+    bits), that token's rank (from 1), then id and log-probability of the ``top`` likeliest, best first.
+    """
+
+    start: Position
+    top: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)]
+    rows: TokenArray
+
+    @property
+    def width(self) -> int:
+        """Numbers of one position."""
+        return 2 + 2 * self.top
+
+    @property
+    def count(self) -> int:
+        """Positions."""
+        return len(self.rows) // self.width
 
 
 class Item(Part, frozen=True):
     """Tokens of one stream, the first of them its ``index``-th (from 0, ``emitted`` included).
 
-    ``cached_tokens`` is how much of the prompt was found in the prefix cache.
+    ``cached_tokens`` is how much of the prompt was found in the prefix cache. ``prompt_logprobs`` come in pieces, in the order of the
+    prompt's positions, and all of them before the first token.
     """
 
     request: RequestId
@@ -181,6 +210,7 @@ class Item(Part, frozen=True):
     finish: Finish = Finish.NONE
     logprobs: tuple[Logprob, ...] = ()
     cached_tokens: TokenCount = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Emit(Message, frozen=True):
@@ -285,12 +315,24 @@ class Resume(Message, frozen=True):
 # --- a step: plans and results -----------------------------------------------------------------------
 
 
+class Scoring(Part, frozen=True):
+    """Positions ``first ...`` of a chunk, each asked for the log-probability of the prompt token after it, ``targets`` in order.
+
+    The last target may belong to the next chunk. ``top`` is how many alternatives are wanted beside each.
+    """
+
+    first: Position
+    top: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)]
+    targets: TokenArray
+
+
 class Chunk(Part, frozen=True):
     """A run of one request's prompt tokens, computed in this step.
 
     Positions ``start .. start + length - 1``; ``pages`` is the block table up to the last of them. A ``final``
     chunk samples one token from its last position, with ``sampling`` and, if that needs it,
-    ``history`` (all tokens so far). ``emitted`` is how many tokens the stream has already.
+    ``history`` (all tokens so far). ``emitted`` is how many tokens the stream has already. ``scoring`` asks for log-probabilities of
+    the prompt.
     """
 
     request: RequestId
@@ -301,6 +343,7 @@ class Chunk(Part, frozen=True):
     sampling: Sampling | None = None
     emitted: TokenCount = 0
     history: TokenArray = msgspec.field(default_factory=TokenArray)
+    scoring: Scoring | None = None
 
 
 class Prefill(Part, frozen=True):
@@ -384,7 +427,8 @@ class Done(Message, frozen=True):
 
     It speaks for all ranks of the group: its last collective had every rank's part, which each gave
     after its last access to the KV pages of that plan. ``slots[i]`` drew ``tokens[i]``; ``firsts`` belong to the final chunks in
-    order. A token of -1 means none was accepted this time: the row draws again in its next step.
+    order. A token of -1 means none was accepted this time: the row draws again in its next step. ``prompt_logprobs`` answer the
+    chunks with ``scoring``, in order.
     """
 
     group: GroupId
@@ -397,6 +441,7 @@ class Done(Message, frozen=True):
     logprobs: tuple[Logprob | None, ...] = ()
     first_logprobs: tuple[Logprob | None, ...] = ()
     step_ns: Nanoseconds = 0
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 class IdleDone(Message, frozen=True):

@@ -19,7 +19,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_LINES = 400
 MAX_TEST_LINES = 500
 # All messages of the mesh stand in one file on purpose: one home for wire types.
-LONG = {"edgemesh/wire/messages.py": 600}
+LONG = {"edgemesh/wire/messages.py": 700}
 MAX_FUNCTION_LINES = 60
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
