@@ -18,7 +18,10 @@ from edgemesh.actors.gateway_service import Model, Service
 from edgemesh.api.check import check_detokenize, check_model, check_tokenize
 from edgemesh.api.errors import ApiError
 from edgemesh.api.openai import DetokenizeRequest, TokenizeRequest
+from edgemesh.api.openapi import document
 from edgemesh.api.replies import Detokenized, Healthy, ModelCard, ModelList, Tokenized, Version
+from edgemesh.api.routes import ROUTES
+from edgemesh.wire.schema import render
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_NAMED: Final = 64
@@ -59,19 +62,22 @@ class Application:
 
     def __init__(self, service: Service) -> None:
         pages = Pages(service)
+        handlers: dict[str, Handler] = {
+            "chat": service.chat,
+            "completions": service.completion,
+            "models": pages.models,
+            "model": pages.model,
+            "tokenize": pages.tokenize,
+            "detokenize": pages.detokenize,
+            "health": pages.health,
+            "version": pages.version,
+            "metrics": pages.metrics,
+            "openapi": pages.openapi,
+        }
+        assert handlers.keys() == {each.name for each in ROUTES}, "a route and its handler come together"
         routes = [
-            Route(path, Endpoint(service, name, handler), methods=[method])
-            for path, method, name, handler in (
-                ("/v1/chat/completions", "POST", "chat", service.chat),
-                ("/v1/completions", "POST", "completions", service.completion),
-                ("/v1/models", "GET", "models", pages.models),
-                ("/v1/models/{model:path}", "GET", "models", pages.model),
-                ("/tokenize", "POST", "tokenize", pages.tokenize),
-                ("/detokenize", "POST", "detokenize", pages.detokenize),
-                ("/health", "GET", "health", pages.health),
-                ("/version", "GET", "version", pages.version),
-                ("/metrics", "GET", "metrics", pages.metrics),
-            )
+            Route(each.path, Endpoint(service, each.name, handlers[each.name]), methods=[each.method])
+            for each in ROUTES
         ]
         self._router = Router(routes, redirect_slashes=False)
 
@@ -90,6 +96,7 @@ class Pages:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._created = int(time.time())
+        self._document = b""
 
     async def models(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/v1/models``."""
@@ -165,6 +172,13 @@ class Pages:
         """``/metrics``."""
         del scope, receive
         await respond(send, 200, self._service.metrics.text(), CONTENT_TYPE.encode())
+
+    async def openapi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/openapi.json``: this API as a document."""
+        del scope, receive
+        if not self._document:
+            self._document = render(document(keyed=self._service.keys.asked))
+        await respond(send, 200, self._document)
 
     def _known(self, scope: Scope) -> Model:
         """The model, for a caller who may ask. Raises ``ApiError`` (401, 503)."""

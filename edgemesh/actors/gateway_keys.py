@@ -22,6 +22,11 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._digests = tuple(dict.fromkeys(_digest(key.encode()) for key in keys))
 
+    @property
+    def asked(self) -> bool:
+        """Whether anyone is asked for a key."""
+        return bool(self._digests)
+
     def check(self, authorization: bytes) -> str:
         """The caller's fairness key ("" where no keys are asked for), from its ``Authorization`` header. Raises 401."""
         if not self._digests:

@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from edgemesh.api.openapi import openapi_schemas
 from edgemesh.cli.errors import complain, fail
+from edgemesh.cli.files import write_files
 from edgemesh.topology import Mesh, Topology, TopologyError, derive, load, preflight
 from edgemesh.topology.budget import check_budget, read_numbers
 from edgemesh.topology.draw import headline, mermaid, svg
@@ -157,7 +159,8 @@ def _some(names: tuple[str, ...]) -> str:
 @app.command()
 def schema(
     write: Annotated[
-        Path | None, typer.Option(help="Write this and the schemas of all messages and inboxes into a directory.")
+        Path | None,
+        typer.Option(help="Write this, the schemas of all messages and inboxes, and the HTTP API's into a directory."),
     ] = None,
 ) -> None:
     """Print the JSON Schema of a topology file: every key, its meaning, bounds and default."""
@@ -165,11 +168,7 @@ def schema(
     if write is None:
         typer.echo(files["topology.json"].decode(), nl=False)
         return
-    for name, content in (files | wire_schemas()).items():
-        path = write / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        typer.echo(f"wrote {path}")
+    write_files(write, files | wire_schemas() | openapi_schemas())
 
 
 def _mesh(file: str, overrides: list[str] | None) -> tuple[Topology, Mesh]:

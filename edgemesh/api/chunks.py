@@ -1,0 +1,59 @@
+"""What the events of a stream hold, as ``sse`` writes them: for the API's document, and for whoever reads a stream."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+from edgemesh.api.replies import ChatLogprobs, CompletionLogprobs, Reply, Usage
+
+
+class ChatDelta(Reply, frozen=True, omit_defaults=True):
+    """What a chunk adds to a choice's message; the first names the role."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    refusal: UnsetType | None = UNSET
+
+
+class ChatChunkChoice(Reply, frozen=True):
+    """What a chunk adds to one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatCompletionChunk(Reply, frozen=True):
+    """One event of a streamed chat; without choices, it tells the whole request's usage."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: None
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class CompletionChunkChoice(Reply, frozen=True):
+    """More of one choice's text."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
+class CompletionChunk(Reply, frozen=True):
+    """One event of a streamed completion; without choices, it tells the whole request's usage."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: None
+    choices: list[CompletionChunkChoice]
+    usage: Usage | UnsetType | None = UNSET

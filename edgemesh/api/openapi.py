@@ -1,0 +1,163 @@
+"""The HTTP API as an OpenAPI 3.1 document, written from the routes and from the types of their bodies.
+
+What JSON Schema cannot say of a type, or what msgspec does not, is added here: parameters that are accepted only with
+values that ask for nothing, and fields of an answer that are always there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from edgemesh import __version__
+from edgemesh.api.openai import NEUTRAL, Neutral
+from edgemesh.api.replies import Reply
+from edgemesh.api.routes import ROUTES, Operation
+from edgemesh.wire.schema import Schema, render
+
+REFERENCE: Final = "#/components/schemas/{name}"
+FAILURES: Final = {
+    400: "The request is malformed, or asks for what is not allowed; `error.param` names the parameter.",
+    401: "An API key is needed, or this one is not known.",
+    404: "There is no such model.",
+    408: "The body was not complete in time.",
+    413: "The body is larger than this server takes.",
+    422: "The model's chat template refuses this conversation.",
+    429: "Too much is waiting already; come again after `Retry-After`.",
+    500: "An unexpected error.",
+    503: "The mesh does not serve now; come again after `Retry-After`.",
+}
+RETRIED: Final = frozenset({429, 503})
+STREAM: Final = (
+    "Server-sent events where `stream` is true: each `data` holds one of these as JSON. The last is `[DONE]` in the"
+    " forms that have it; a failure after the first event is an event with the error's body."
+)
+REQUEST_ID: Final = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "The client's own name for its request; it comes back in the answer's headers and in traces.",
+    "schema": {"type": "string", "maxLength": 128, "pattern": "^[ -~]*$"},
+}
+BEARER: Final = {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key, where keys are set."}}
+NO_KEY: Final[Schema] = {}
+TOKEN_NUMBER: Final = {"pattern": "^(0|[1-9][0-9]{0,9})$"}
+"""What msgspec leaves out: keys that are numbers."""
+
+
+def document(*, keyed: bool | None = None) -> Schema:
+    """The whole document; ``keyed`` says whether this server asks for API keys (None: it may or may not)."""
+    paths: dict[str, Schema] = {}
+    for route in ROUTES:
+        path = re.sub(r"{(\w+):\w+}", r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, keyed=keyed)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "EdgeMesh",
+            "version": __version__,
+            "description": "An LLM serving mesh with the OpenAI API.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {"schemas": _components(), "securitySchemes": BEARER},
+    }
+
+
+def openapi_schemas() -> dict[str, bytes]:
+    """File name -> content."""
+    return {"openapi.json": render(document())}
+
+
+def _operation(route: Operation, *, keyed: bool | None) -> Schema:
+    found: Schema = {"operationId": route.name, "summary": route.summary, "responses": _responses(route)}
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"{(\w+)(?::\w+)?}", route.path)
+    ]
+    if route.events:
+        parameters.append(REQUEST_ID)
+    if parameters:
+        found["parameters"] = parameters
+    if route.body is not None:
+        found["requestBody"] = {"required": True, "content": _json(route.body)}
+    if not route.keyed or keyed is False:
+        found["security"] = []
+    else:
+        found["security"] = [{"bearer": []}] if keyed else [{"bearer": []}, NO_KEY]
+    return found
+
+
+def _responses(route: Operation) -> Schema:
+    content = {route.answer: {}} if isinstance(route.answer, str) else _json(route.answer)
+    if route.events:
+        content["text/event-stream"] = {
+            "schema": {"type": "string", "description": STREAM, "x-data": _any(route.events)}
+        }
+    success: Schema = {"description": route.summary, "content": content}
+    if route.events:
+        success["headers"] = {"X-Request-Id": {"required": True, "schema": {"type": "string"}}}
+    answers = {"200": success}
+    for status in sorted({*route.failures, 500, *([401] if route.keyed else [])}):
+        answers[str(status)] = _failure(route, status)
+    if route.unwell is not None:
+        answers["503"] = {"description": "The mesh does not serve now, and why.", "content": _json(route.unwell)}
+    return answers
+
+
+def _failure(route: Operation, status: int) -> Schema:
+    found: Schema = {"description": FAILURES[status], "content": _json(route.error)}
+    if status in RETRIED:
+        seconds = {"type": "integer", "minimum": 1}
+        found["headers"] = {"Retry-After": {"description": "In seconds.", "required": True, "schema": seconds}}
+    if status == 401:
+        found["headers"] = {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}}
+    return found
+
+
+def _json(kind: type[msgspec.Struct]) -> Schema:
+    return {"application/json": {"schema": {"$ref": REFERENCE.format(name=kind.__name__)}}}
+
+
+def _any(kinds: Sequence[type[msgspec.Struct]]) -> Schema:
+    return {"anyOf": [{"$ref": REFERENCE.format(name=kind.__name__)} for kind in kinds]}
+
+
+def _components() -> Schema:
+    """The schema of every body, and of every part of one."""
+    bodies = {kind.__name__: kind for route in ROUTES for kind in _bodies(route)}
+    _, parts = msgspec.json.schema_components(bodies.values(), ref_template=REFERENCE)
+    for name, fields in NEUTRAL.items():
+        if name in parts:
+            _narrow(parts[name]["properties"], fields)
+    for kind in _descendants(Reply):
+        if kind.__name__ in parts and not kind.__struct_config__.omit_defaults:
+            always = [field.encode_name for field in msgspec.structs.fields(kind) if field.default is not msgspec.UNSET]
+            parts[kind.__name__]["required"] = always
+    for part in parts.values():
+        for option in part.get("properties", {}).get("logit_bias", {}).get("anyOf", ()):
+            if option["type"] == "object":
+                option["propertyNames"] = TOKEN_NUMBER
+    return parts
+
+
+def _bodies(route: Operation) -> list[type[msgspec.Struct]]:
+    kinds = (route.body, route.answer, route.error, route.unwell, *route.events)
+    return [kind for kind in kinds if kind is not None and not isinstance(kind, str)]
+
+
+def _narrow(properties: Schema, fields: Neutral) -> None:
+    """Say of parameters that nothing acts on which values they may have all the same."""
+    for name, (values, allowed) in fields.items():
+        distinct: list[Any] = [None]
+        distinct += [value for at, value in enumerate(values) if value not in values[:at]]
+        properties[name] = {"enum": distinct, "default": None, "description": f"Not supported: null, or {allowed}."}
+
+
+def _descendants(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _descendants(each)

@@ -1,0 +1,28 @@
+"""``edgemesh api``: the HTTP API as documents."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgemesh.api.openapi import openapi_schemas
+from edgemesh.cli.files import write_files
+
+app = typer.Typer(help="Describe the HTTP API.", no_args_is_help=True)
+
+
+@app.callback()
+def api() -> None:
+    """Describe the HTTP API."""
+
+
+@app.command()
+def openapi(
+    write: Annotated[Path | None, typer.Option(help="Write it as openapi.json into a directory.")] = None,
+) -> None:
+    """Print the OpenAPI document: every route, its parameters, bodies and errors."""
+    files = openapi_schemas()
+    if write is None:
+        typer.echo(files["openapi.json"].decode(), nl=False)
+    else:
+        write_files(write, files)
