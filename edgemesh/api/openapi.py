@@ -7,7 +7,7 @@ values that ask for nothing, and fields of an answer that are always there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -32,8 +32,8 @@ FAILURES: Final = {
 }
 RETRIED: Final = frozenset({429, 503})
 STREAM: Final = (
-    "Server-sent events where `stream` is true: each `data` holds one of these as JSON. The last is `[DONE]` in the"
-    " forms that have it; a failure after the first event is an event with the error's body."
+    "One of the server-sent events that answer a request with `stream`: true. Where the form has a last event `[DONE]`,"
+    " that one is no JSON; a failure after the first event is an event, too."
 )
 REQUEST_ID: Final = {
     "name": "X-Request-Id",
@@ -94,9 +94,7 @@ def _operation(route: Operation, *, keyed: bool | None) -> Schema:
 def _responses(route: Operation) -> Schema:
     content = {route.answer: {}} if isinstance(route.answer, str) else _json(route.answer)
     if route.events:
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": STREAM, "x-data": _any(route.events)}
-        }
+        content["text/event-stream"] = {"schema": _event(route)}
     success: Schema = {"description": route.summary, "content": content}
     if route.events:
         success["headers"] = {"X-Request-Id": {"required": True, "schema": {"type": "string"}}}
@@ -122,8 +120,15 @@ def _json(kind: type[msgspec.Struct]) -> Schema:
     return {"application/json": {"schema": {"$ref": REFERENCE.format(name=kind.__name__)}}}
 
 
-def _any(kinds: Sequence[type[msgspec.Struct]]) -> Schema:
-    return {"anyOf": [{"$ref": REFERENCE.format(name=kind.__name__)} for kind in kinds]}
+def _event(route: Operation) -> Schema:
+    kinds = [{"$ref": REFERENCE.format(name=kind.__name__)} for kind in (*route.events, route.error)]
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
+    return {
+        "description": STREAM,
+        "type": "object",
+        "properties": {"event": {"type": "string"}, "data": data},
+        "required": ["data"],
+    }
 
 
 def _components() -> Schema:
