@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import os
 import resource
 import socket
@@ -21,11 +22,13 @@ from pathlib import Path
 from typing import Final, assert_never
 
 import anyio
+import msgspec
 import uvicorn
 import uvloop
 from anyio.abc import TaskGroup
 from prometheus_client import disable_created_metrics
 
+from edgemesh import __version__
 from edgemesh.actors.gateway_app import Application
 from edgemesh.actors.gateway_keys import ENVIRONMENT, read_keys
 from edgemesh.actors.gateway_metrics import Metrics
@@ -45,6 +48,7 @@ from edgemesh.wire.ids import Phase
 from edgemesh.wire.messages import (
     Accepted,
     Begin,
+    Capacity,
     Drain,
     Drained,
     Emit,
@@ -150,7 +154,7 @@ class GatewayActor:
         text = await anyio.to_thread.run_sync(load_text, Path(self.mesh.run_dir) / "model")
         served = topology.model.served_name or Path(topology.model.path).name
         limits = limits_of(message.capacity, served, topology.mesh.dp)
-        self.service.model = Model(text, limits)
+        self.service.model = Model(text, limits, fingerprint_of(self.mesh, message.capacity))
         # What is alive now lives to the end: later collections need not look at it.
         gc.collect()
         gc.freeze()
@@ -179,6 +183,20 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
+
+
+def fingerprint_of(mesh: Mesh, capacity: Capacity) -> str:
+    """A name of everything that may change what a seed gives: the release, the model, and how it is cut and computed."""
+    topology = mesh.topology
+    cut = (
+        topology.mesh,
+        topology.model,
+        topology.engine,
+        topology.attn_tp,
+        capacity.weights_bytes,
+        capacity.vocab_size,
+    )
+    return "fp_" + hashlib.sha256(msgspec.json.encode((__version__, *cut))).hexdigest()[:12]
 
 
 def load_text(directory: Path) -> ModelText:

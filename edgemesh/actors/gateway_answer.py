@@ -9,6 +9,7 @@ from starlette.types import Send
 from edgemesh.actors.gateway_http import ClientGoneError, begin_events
 from edgemesh.actors.gateway_streams import Flight, Stream, Streams
 from edgemesh.api.errors import ApiError
+from edgemesh.api.extras import ranked, with_prompt, with_token_ids, with_usage
 from edgemesh.api.forms import Form, Part
 from edgemesh.api.replies import Usage, usage
 from edgemesh.api.sse import Chunks, Ending, Events, Head
@@ -51,7 +52,7 @@ class Answer:
 
     async def whole(self) -> bytes:
         """The body of the whole answer. Raises ``ApiError`` and ``ClientGoneError``."""
-        flight = self._flight
+        flight, extras = self._flight, self._flight.job.extras
         texts = {stream.id: [self._form.opening(stream.choice.prompt)] for stream in flight.streams}
         entries: dict[str, list[Logprob]] = {stream.id: [] for stream in flight.streams}
         while self._open:
@@ -69,9 +70,12 @@ class Answer:
                 text="".join(texts[stream.id]),
                 ending=self.endings[stream.id],
                 logprobs=None if stream.choice.sampling.logprobs < 0 else entries[stream.id],
+                token_ids=stream.tokens[: stream.text.tokens].tolist() if extras.token_ids else None,
+                prompt_token_ids=flight.job.prompts[stream.choice.prompt].tolist() if extras.token_ids else None,
             )
             for stream in flight.streams
         ]
+        parts = ranked(parts, [stream.choice.prompt for stream in flight.streams], extras)
         return self._form.reply(self._head, parts, self._usage())
 
     async def events(self, send: Send, headers: tuple[bytes, ...]) -> ApiError | None:
@@ -82,9 +86,8 @@ class Answer:
         await begin_events(send, headers)
         out = [events.begin(self._usage())]
         for stream in flight.streams:
-            opening = self._form.opening(stream.choice.prompt)
-            out += (made[stream.id].first(), made[stream.id].text(opening) if opening else b"")
-        await self._send(send, out)
+            out += (self._first(stream, made[stream.id]),)
+        await self._send(send, self._costed(out))
         while self._open:
             changed = await flight.changed()
             if flight.gone:
@@ -92,7 +95,7 @@ class Answer:
             start = monotonic_ns()
             out = [self._more(stream, made[stream.id]) for stream in changed if stream.id not in self.endings]
             failure = next((stream.failure for stream in changed if stream.failure is not None), None)
-            out.append(self._closing(events, failure))
+            out = [*self._costed(out), self._closing(events, failure)]
             self.work_ns += monotonic_ns() - start
             await self._send(send, out, more=bool(self._open) and failure is None)
             if failure is not None:
@@ -101,16 +104,36 @@ class Answer:
                 self._streams.credit(stream)
         return None
 
+    def _first(self, stream: Stream, chunks: Chunks) -> bytes:
+        """A choice's events before any text of its own."""
+        first, job = chunks.first(), self._flight.job
+        if job.extras.token_ids:
+            first = with_prompt(
+                first or chunks.text(""),
+                job.prompts[stream.choice.prompt].tolist(),
+                chat=self._head.object == "chat.completion.chunk",
+            )
+        opening = self._form.opening(stream.choice.prompt)
+        return first + chunks.text(opening) if opening else first
+
     def _more(self, stream: Stream, chunks: Chunks) -> bytes:
         """The events of a stream's new text, and of its end."""
-        offset = stream.text.length
+        offset, at = stream.text.length, stream.text.tokens
         text, shown = self._advance(stream)
         event = b""
         if text or shown:
             event = chunks.text(text, self._form.logprobs(shown, offset) if shown else None)
+        if self._flight.job.extras.token_ids and stream.text.tokens > at:
+            event = with_token_ids(event or chunks.text(""), stream.tokens[at : stream.text.tokens])
         if stream.id in self.endings:
             event += chunks.last(self.endings[stream.id])
         return event
+
+    def _costed(self, events: list[bytes]) -> list[bytes]:
+        """The same events, each with the usage so far where the client wants it."""
+        if not self._flight.job.extras.usage_often:
+            return events
+        return [with_usage(b"".join(events), self._usage())]
 
     def _closing(self, events: Events, failure: ApiError | None) -> bytes:
         """What ends the whole answer, if this is its end."""
@@ -129,10 +152,16 @@ class Answer:
         if piped.stopped:
             self._end(stream, Ending("stop", piped.stop))
         elif stream.finish in REASONS:
-            text += piped.finish()
+            extras = self._flight.job.extras
+            text += piped.finish(stream.stop_token if extras.stop_text and stream.stop_token >= 0 else None)
             shown = shown + piped.shown
-            self._end(stream, Ending(REASONS[stream.finish]))
+            self._end(stream, Ending(REASONS[stream.finish], piped.stop, self._stop_token(stream)))
         return text, shown
+
+    def _stop_token(self, stream: Stream) -> int | None:
+        """The stop token that ended a stream, if it is one to name: an end of sequence is not."""
+        quiet = stream.stop_token < 0 or stream.stop_token in self._flight.job.extras.quiet_stops
+        return None if quiet else stream.stop_token
 
     def _end(self, stream: Stream, ending: Ending) -> None:
         self._open -= 1

@@ -19,8 +19,10 @@ from edgemesh.actors.gateway_keys import ApiKeys
 from edgemesh.actors.gateway_metrics import Metrics
 from edgemesh.actors.gateway_outbox import Sender
 from edgemesh.actors.gateway_streams import Flight, Stream, Streams
+from edgemesh.api.chat import text_of
 from edgemesh.api.check import Prompt, check_chat, check_completion
 from edgemesh.api.decode import BodyDecoder
+from edgemesh.api.detokenize import IdPieces, Pieces
 from edgemesh.api.errors import ApiError, too_busy, unavailable
 from edgemesh.api.forms import ChatForm, CompletionForm, Form
 from edgemesh.api.limits import Limits
@@ -28,6 +30,7 @@ from edgemesh.api.openai import ChatMessage, ChatRequest, CompletionRequest, Req
 from edgemesh.api.resolve import Job, resolve_chat, resolve_completion
 from edgemesh.api.stream import TextStream
 from edgemesh.api.text import ModelText
+from edgemesh.api.words import bad_words
 from edgemesh.runtime.clock import monotonic_ns, wall_ns
 
 INLINE_CHARS: Final = 4096
@@ -52,6 +55,8 @@ class Model(msgspec.Struct, frozen=True):
 
     text: ModelText
     limits: Limits
+    fingerprint: str | None = None
+    """Changes with whatever may change the tokens that a seed gives."""
 
 
 Prepare = Callable[[Model, str, Scope, bytes], Awaitable[Prepared]]
@@ -134,7 +139,8 @@ class Service:
         try:
             outer, job, form = await self._prepared(prepare, model, name, scope, receive)
             if caller:
-                job = msgspec.structs.replace(job, key=caller, tenant=caller)
+                tenant = f"{caller}/{job.tenant}" if job.tenant else caller
+                job = msgspec.structs.replace(job, key=caller, tenant=tenant)
             flight = self._flight(name, job, model, started)
             headers = (b"x-request-id", (outer or name).encode())
             await self._answer(flight, form, model, receive, send, headers)
@@ -154,7 +160,8 @@ class Service:
     async def _prepare_chat(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = self.decoder.decode(body, ChatRequest)
         outer, job = await self.conversation(model, name, "chat", scope, request)
-        return outer, job, ChatForm(model.text.pieces)
+        opening = text_of(request.messages[-1]) if request.echo else ""
+        return outer, job, ChatForm(_pieces(model.text, request), metadata=request.metadata, opening=opening)
 
     async def conversation(
         self, model: Model, name: str, endpoint: str, scope: Scope, request: ChatRequest
@@ -166,7 +173,8 @@ class Service:
         start = monotonic_ns()
         ids = await self.work(size, lambda: _render(model.text, request))
         self._tokenised(name, len(ids), start)
-        return outer, resolve_chat(request, ids, model.limits, secrets.randbits(63))
+        words = await self._bad_words(model.text, request)
+        return outer, resolve_chat(request, ids, model.limits, secrets.randbits(63), words)
 
     async def _prepare_completion(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = self.decoder.decode(body, CompletionRequest)
@@ -177,9 +185,16 @@ class Service:
         start = monotonic_ns()
         ids = await self.work(size, lambda: [_encode(model.text, prompt, special=special) for prompt in prompts])
         self._tokenised(name, sum(map(len, ids)), start)
-        job = resolve_completion(request, ids, model.limits, secrets.randbits(63))
+        words = await self._bad_words(model.text, request)
+        job = resolve_completion(request, ids, model.limits, secrets.randbits(63), words)
+        if request.truncate_prompt_tokens is not None:
+            prompts = [prompt.tolist() for prompt in job.prompts]
         echoes = [_echo(model.text, prompt) for prompt in prompts] if request.echo else []
-        return outer, job, CompletionForm(model.text.pieces, echoes)
+        return outer, job, CompletionForm(_pieces(model.text, request), echoes)
+
+    async def _bad_words(self, text: ModelText, request: Request) -> tuple[tuple[int, ...], ...]:
+        words = request.bad_words or []
+        return await self.work(sum(map(len, words)), lambda: bad_words(text, words))
 
     def _flight(self, name: str, job: Job, model: Model, started: int) -> Flight:
         if len(self.streams) + len(job.choices) > self._max_streams:
@@ -191,6 +206,7 @@ class Service:
                 job.stops,
                 skip_special=job.skip_special_tokens,
                 min_tokens=choice.sampling.min_tokens,
+                include_stop=job.extras.stop_text,
             )
             wire = f"{name}/{choice.index}" if choice.index else name
             flight.streams.append(Stream(flight, wire, choice, text))
@@ -200,7 +216,11 @@ class Service:
         self, flight: Flight, form: Form, model: Model, receive: Receive, send: Send, headers: tuple[bytes, ...]
     ) -> None:
         """Submit a flight and answer its client; whatever happens, nothing of it stays behind."""
-        head = form.head(flight.id, wall_ns() // 1_000_000_000, model.limits.model)
+        head = msgspec.structs.replace(
+            form.head(flight.id, wall_ns() // 1_000_000_000, model.limits.model),
+            system_fingerprint=model.fingerprint,
+            service_tier=flight.job.extras.service_tier,
+        )
         answer = Answer(flight, self.streams, form, head)
         task = asyncio.current_task()
         assert task is not None
@@ -238,7 +258,9 @@ class Service:
 
     def _received(self, name: str, endpoint: str, scope: Scope, request: Request) -> str:
         outer = external_id(scope, request.request_id)
-        extra = {"external": outer} if outer else {}
+        extra: dict[str, object] = {"external": outer} if outer else {}
+        if isinstance(request, ChatRequest) and request.metadata:
+            extra["metadata"] = request.metadata
         stream = bool(request.stream)
         self.port.trace.event("request.received", request=name, endpoint=endpoint, stream=stream, **extra)
         return outer
@@ -293,8 +315,15 @@ def _render(text: ModelText, request: ChatRequest) -> list[int]:
         request.messages,
         add_generation_prompt=request.add_generation_prompt is not False,
         kwargs=request.chat_template_kwargs,
+        documents=request.documents,
+        continue_final_message=request.continue_final_message is True,
     )
     return text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
+
+
+def _pieces(text: ModelText, request: Request) -> Pieces:
+    """How log-probabilities name tokens."""
+    return IdPieces(text.pieces) if request.return_tokens_as_token_ids else text.pieces
 
 
 def _encode(text: ModelText, prompt: Prompt, *, special: bool) -> list[int]:

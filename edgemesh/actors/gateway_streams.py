@@ -45,6 +45,7 @@ class Stream:
         "logprobs",
         "prompt_tokens",
         "read",
+        "stop_token",
         "text",
         "tokens",
         "upto",
@@ -66,6 +67,7 @@ class Stream:
 
         self.upto = CREDIT if flight.job.stream else UNLIMITED
         self.finish = Finish.NONE
+        self.stop_token = -1
         self.failure: ApiError | None = None
         self.cached_tokens = 0
         self.first_ns = 0
@@ -92,6 +94,7 @@ class Stream:
         self.cached_tokens = max(self.cached_tokens, item.cached_tokens)
         if item.finish is not Finish.NONE and skip <= len(item.tokens):
             self.finish = item.finish
+            self.stop_token = item.stop_token
             if item.finish is Finish.ABORT:
                 reason = "the group cancelled the request: its client did not read for too long"
                 self.failure = from_mesh(503, "aborted", reason)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import jinja2
 import msgspec
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -26,6 +26,9 @@ from edgemesh.api.openai import ChatMessage
 
 MAX_RENDER_NS: Final = 2_000_000_000
 MAX_RENDER_CHARS: Final = 16 << 20
+
+MARK: Final = "\ue0cf\ue0d0"
+"""Stands for the end of a message that is to be continued, until that is found in the rendered text."""
 
 Clock = Callable[[], int]
 _deadline: ContextVar[int] = ContextVar("deadline")
@@ -86,6 +89,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
             self._template = environment.from_string(source)
+            self._reads = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             message = f"the model's chat template is not valid: {error}"
             raise ValueError(message) from error
@@ -98,15 +102,25 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[dict[str, str]] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
-        """The prompt's text. Raises ``ApiError``: 422 where the template refuses, 400 where it exceeds its bounds."""
+        """The prompt's text; with ``continue_final_message`` it ends where the last message's text does.
+
+        Raises ``ApiError``: 422 where the template refuses, 400 where it exceeds its bounds or does not read ``documents``.
+        """
+        if documents and "documents" not in self._reads:
+            message = "`documents` are not read by this model's chat template; put them into a message"
+            raise invalid(message, "documents")
+        if continue_final_message:
+            return self._continued(messages, kwargs, documents)
         given = self._special_tokens | dict(kwargs or {})
         _deadline.set(self._clock() + MAX_RENDER_NS)
         try:
             return self._join(
                 messages=[_plain(message) for message in messages],
                 tools=None,
-                documents=None,
+                documents=documents or None,
                 add_generation_prompt=add_generation_prompt,
                 **given,
             )
@@ -126,6 +140,21 @@ class ChatTemplate:
             message = f"the chat template failed on these messages: {type(error).__name__}: {error}"[:500]
             raise unprocessable(message, "messages") from error
 
+    def _continued(
+        self,
+        messages: Sequence[ChatMessage],
+        kwargs: Mapping[str, Any] | None,
+        documents: Sequence[dict[str, str]] | None,
+    ) -> str:
+        """What stands before the end of the last message's text."""
+        last = msgspec.structs.replace(messages[-1], content=text_of(messages[-1]) + MARK)
+        rendered = self.render([*messages[:-1], last], add_generation_prompt=False, kwargs=kwargs, documents=documents)
+        before, mark, _ = rendered.rpartition(MARK)
+        if not mark:
+            message = "`continue_final_message`: this model's chat template does not show the text of the last message"
+            raise invalid(message, "continue_final_message")
+        return before
+
     def _join(self, **variables: Any) -> str:  # noqa: ANN401 - whatever the template reads
         pieces = []
         size = 0
@@ -138,11 +167,19 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+def text_of(message: ChatMessage) -> str:
+    """A message's text, of all its parts."""
+    content = message.content
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content or ())
+
+
 def _plain(message: ChatMessage) -> dict[str, Any]:
     """What a template reads of a message: fields that are set, the content as one text."""
     plain: dict[str, Any] = msgspec.to_builtins(message)
     if not isinstance(message.content, str) and message.content is not None:
-        plain["content"] = "\n".join(part.text for part in message.content)
+        plain["content"] = text_of(message)
     if message.role == "developer":
         plain["role"] = "system"
     return plain

@@ -25,12 +25,28 @@ def check_request(request: Request, limits: Limits) -> None:
     if request.stream_options is not None and not request.stream:
         message = "`stream_options` is only allowed with `stream`: true"
         raise invalid(message, "stream_options")
+    options = request.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        message = "`stream_options.continuous_usage_stats` is only allowed with `include_usage`: true"
+        raise invalid(message, "stream_options.continuous_usage_stats")
+    _check_truncation(request, limits)
     if request.group is not None and request.group >= limits.groups:
         message = f"`group` is {request.group}; this mesh has groups 0 to {limits.groups - 1}"
         raise invalid(message, "group")
     check_tokens(request.logit_bias or (), limits, "logit_bias")
     check_tokens(request.stop_token_ids or (), limits, "stop_token_ids")
     check_tokens(request.allowed_token_ids or (), limits, "allowed_token_ids")
+
+
+def _check_truncation(request: Request, limits: Limits) -> None:
+    most = request.truncate_prompt_tokens
+    if most is None:
+        if request.truncation_side is not None:
+            message = "`truncation_side` is only allowed with `truncate_prompt_tokens`"
+            raise invalid(message, "truncation_side")
+    elif most == 0 or most > limits.context:
+        message = f"`truncate_prompt_tokens` is {most}; allowed are -1 (what fits) and 1 to {limits.context}"
+        raise invalid(message, "truncate_prompt_tokens")
 
 
 def check_chat(request: ChatRequest, limits: Limits) -> None:
@@ -43,6 +59,12 @@ def check_chat(request: ChatRequest, limits: Limits) -> None:
         message = "`top_logprobs` is only allowed with `logprobs`: true"
         raise invalid(message, "top_logprobs")
     check_tools(request)
+    if request.continue_final_message and request.add_generation_prompt:
+        message = "`continue_final_message` continues the last message; `add_generation_prompt` would begin another"
+        raise invalid(message, "add_generation_prompt")
+    if request.echo and not request.continue_final_message:
+        message = "`echo` repeats the message that is continued; it is only allowed with `continue_final_message`: true"
+        raise invalid(message, "echo")
     check_kwargs(request)
 
 
@@ -60,9 +82,15 @@ _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bo
 def check_completion(request: CompletionRequest, limits: Limits) -> list[Prompt]:
     """The prompts of a completion, each a text or legal ids. Raises ``ApiError``."""
     check_request(request, limits)
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        message = "`best_of` is only supported when it equals `n`"
-        raise invalid(message, "best_of", "unsupported_parameter")
+    drawn = request.n or 1
+    if request.best_of is not None:
+        if request.best_of < drawn:
+            message = f"`best_of` is {request.best_of}, less than the {drawn} answers of `n`"
+            raise invalid(message, "best_of")
+        if request.best_of > drawn and request.stream:
+            message = "`best_of` above `n` compares whole answers; it is not allowed with `stream`: true"
+            raise invalid(message, "best_of")
+        drawn = request.best_of
     if request.echo and request.logprobs is not None:
         message = "`logprobs` of an echoed prompt are not supported; leave out `echo` or `logprobs`"
         raise invalid(message, "logprobs", "unsupported_parameter")
@@ -76,8 +104,8 @@ def check_completion(request: CompletionRequest, limits: Limits) -> list[Prompt]
             raise invalid(message, "prompt", "empty_prompt")
         if not isinstance(prompt, str):
             check_tokens(prompt, limits, "prompt")
-    if len(prompts) * (request.n or 1) > MAX_CHOICES:
-        message = f"{len(prompts)} prompts with `n` = {request.n or 1}; the most is {MAX_CHOICES} choices in all"
+    if len(prompts) * drawn > MAX_CHOICES:
+        message = f"`prompt` has {len(prompts)} prompts of {drawn} choices; the most is {MAX_CHOICES} choices in all"
         raise invalid(message, "prompt")
     return prompts
 

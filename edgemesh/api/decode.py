@@ -10,6 +10,7 @@ import msgspec
 from edgemesh.api.conversation import check_messages
 from edgemesh.api.errors import ApiError, invalid, unsupported
 from edgemesh.api.openai import NEUTRAL
+from edgemesh.api.reasons import WHY
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -72,4 +73,4 @@ def _refuse_unsupported(part: msgspec.Struct, prefix: str) -> None:
     for field, (neutral, allowed) in NEUTRAL.get(type(part).__name__, {}).items():
         value = getattr(part, field)
         if value is not None and not any(value == each and type(value) is type(each) for each in neutral):
-            raise unsupported(prefix + field, allowed)
+            raise unsupported(prefix + field, allowed, WHY.get(field, ""))

@@ -52,6 +52,10 @@ class Pieces:
             piece = self._bytes[token] = b"" if content is None else self._bytes_of(content)
         return piece
 
+    def name_of(self, token: int) -> str:
+        """How log-probabilities name a token."""
+        return self.bytes_of(token).decode(errors="replace")
+
     def learn(self, token: int, *, skip_special: bool) -> str | None:
         """Find and remember a token's text."""
         text: str | None
@@ -64,6 +68,21 @@ class Pieces:
                 text = None
         (self.texts_without_special if skip_special else self.texts)[token] = text
         return text
+
+
+class IdPieces(Pieces):
+    """The same tokens, named by their ids: so no two have the same name."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token."""
+        return self._pieces.bytes_of(token)
+
+    def name_of(self, token: int) -> str:
+        """Its id."""
+        return f"token_id:{token}"
 
 
 class Detokenizer:

@@ -51,9 +51,10 @@ def invalid(message: str, param: str | None, code: str | None = None) -> ApiErro
     return ApiError(400, message, param=param, code=code)
 
 
-def unsupported(param: str, allowed: str) -> ApiError:
+def unsupported(param: str, allowed: str, why: str = "") -> ApiError:
     """400: the parameter is known, but nothing here acts on it."""
-    message = f"`{param}` is not supported by this server; leave it out or give {allowed}"
+    reason = f": {why}" if why else ""
+    message = f"`{param}` is not supported by this server{reason}. Leave it out or give {allowed}"
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 

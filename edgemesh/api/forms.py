@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from edgemesh.api.detokenize import Pieces
 from edgemesh.api.logprobs import chat_logprobs, completion_logprobs
@@ -25,12 +26,22 @@ from edgemesh.wire.messages import Logprob
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One choice of a whole answer; ``logprobs`` is None where none were asked for."""
+    """One choice of a whole answer; what is None was not asked for."""
 
     index: int
     text: str
     ending: Ending
     logprobs: Sequence[Logprob] | None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+T = TypeVar("T")
+
+
+def _set(value: T | None) -> T | UnsetType:
+    """A field that is left out of the answer where there is nothing to say."""
+    return UNSET if value is None else value
 
 
 class Form(Protocol):
@@ -53,10 +64,15 @@ class Form(Protocol):
 
 
 class ChatForm:
-    """``/v1/chat/completions``."""
+    """``/v1/chat/completions``.
 
-    def __init__(self, pieces: Pieces) -> None:
+    ``metadata`` is the client's own, said back in a whole answer; ``opening`` the message that is continued, where it is echoed.
+    """
+
+    def __init__(self, pieces: Pieces, *, metadata: dict[str, str] | None = None, opening: str = "") -> None:
         self._pieces = pieces
+        self._metadata = metadata
+        self._opening = opening
 
     def head(self, name: str, created: int, model: str) -> Head:
         """What each chunk begins with."""
@@ -68,9 +84,9 @@ class ChatForm:
         return ChunkEvents(head, make, include_usage=include_usage)
 
     def opening(self, prompt: int) -> str:
-        """A chat echoes nothing."""
+        """The message that is continued, where it is echoed."""
         del prompt
-        return ""
+        return self._opening
 
     def logprobs(self, entries: Sequence[Logprob], offset: int) -> ChatLogprobs:
         """Log-probabilities in the chat form, which has no offsets."""
@@ -85,10 +101,22 @@ class ChatForm:
                 message=AssistantMessage(content=part.text),
                 logprobs=None if part.logprobs is None else self.logprobs(part.logprobs, 0),
                 finish_reason=part.ending.reason,
+                stop_reason=part.ending.stop_reason,
+                token_ids=_set(part.token_ids),
             )
             for part in parts
         ]
-        answer = ChatCompletion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
+        answer = ChatCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=head.system_fingerprint,
+            service_tier=head.service_tier,
+            metadata=_set(self._metadata),
+            prompt_token_ids=_set(parts[0].prompt_token_ids),
+        )
         return msgspec.json.encode(answer)
 
 
@@ -124,8 +152,18 @@ class CompletionForm:
                 text=part.text,
                 logprobs=None if part.logprobs is None else self.logprobs(part.logprobs, 0),
                 finish_reason=part.ending.reason,
+                stop_reason=part.ending.stop_reason,
+                token_ids=_set(part.token_ids),
+                prompt_token_ids=_set(part.prompt_token_ids),
             )
             for part in parts
         ]
-        answer = Completion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
+        answer = Completion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=head.system_fingerprint,
+        )
         return msgspec.json.encode(answer)

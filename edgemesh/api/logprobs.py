@@ -19,16 +19,16 @@ def chat_logprobs(entries: Sequence[Logprob], pieces: Pieces) -> ChatLogprobs:
 
 def completion_logprobs(entries: Sequence[Logprob], pieces: Pieces, offset: int) -> CompletionLogprobs:
     """The completion form; the first token's text begins at character ``offset``."""
-    tokens = [_text(entry.token, pieces) for entry in entries]
+    tokens = [pieces.name_of(entry.token) for entry in entries]
     offsets = []
-    for token in tokens:
+    for entry in entries:
         offsets.append(offset)
-        offset += len(token)
+        offset += len(pieces.bytes_of(entry.token).decode(errors="replace"))
     return CompletionLogprobs(
         tokens=tokens,
         token_logprobs=[max(FLOOR, entry.logprob) for entry in entries],
         top_logprobs=[
-            {_text(token, pieces): max(FLOOR, value) for token, value in (*entry.top, (entry.token, entry.logprob))}
+            {pieces.name_of(token): max(FLOOR, value) for token, value in (*entry.top, (entry.token, entry.logprob))}
             for entry in entries
         ],
         text_offset=offsets,
@@ -38,7 +38,7 @@ def completion_logprobs(entries: Sequence[Logprob], pieces: Pieces, offset: int)
 def _token(entry: Logprob, pieces: Pieces) -> TokenLogprob:
     piece = pieces.bytes_of(entry.token)
     return TokenLogprob(
-        token=piece.decode(errors="replace"),
+        token=pieces.name_of(entry.token),
         logprob=max(FLOOR, entry.logprob),
         bytes=list(piece),
         top_logprobs=[_top(token, value, pieces) for token, value in entry.top],
@@ -47,8 +47,4 @@ def _token(entry: Logprob, pieces: Pieces) -> TokenLogprob:
 
 def _top(token: int, value: float, pieces: Pieces) -> TopLogprob:
     piece = pieces.bytes_of(token)
-    return TopLogprob(token=piece.decode(errors="replace"), logprob=max(FLOOR, value), bytes=list(piece))
-
-
-def _text(token: int, pieces: Pieces) -> str:
-    return pieces.bytes_of(token).decode(errors="replace")
+    return TopLogprob(token=pieces.name_of(token), logprob=max(FLOOR, value), bytes=list(piece))

@@ -27,6 +27,12 @@ Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Stop = Annotated[str, Meta(min_length=1, max_length=512)]
 Label = Annotated[str, Meta(max_length=128)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=128)]
+Document = dict[Label, Annotated[str, Meta(max_length=1 << 20)]]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +40,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,7 +51,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     seed: AnyInteger | None = None
@@ -68,16 +75,32 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     group: Annotated[int, Meta(ge=0)] | None = None
     request_id: Label | None = None
     add_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=128)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 20)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    cache_salt: Salt | None = None
+    session_id: Label | None = None
 
-    include_stop_str_in_output: Any = None
-    truncate_prompt_tokens: Any = None
-    bad_words: Any = None
     prompt_logprobs: Any = None
-    return_tokens_as_token_ids: Any = None
-    return_token_ids: Any = None
     length_penalty: Any = None
     use_beam_search: Any = None
-    spaces_between_special_tokens: Any = None
+    watermarking: Any = None
+    logprob_token_ids: Any = None
+    logits_processors: Any = None
+    repetition_detection: Any = None
+    stream_interval: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    vllm_xargs: Any = None
+    routed_experts_prompt_start: Any = None
+    return_token_offsets: Any = None
+    return_mm_kwargs: Any = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -119,6 +142,10 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
+    documents: Annotated[list[Document], Meta(max_length=256)] | None = None
+    metadata: Metadata | None = None
     chat_template_kwargs: Annotated[dict[Label, Any], Meta(max_length=32)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
@@ -129,11 +156,7 @@ class ChatRequest(Request, frozen=True, kw_only=True):
 
     functions: Any = None
     function_call: Any = None
-    continue_final_message: Any = None
     chat_template: Any = None
-    documents: Any = None
-    echo: Any = None
-    metadata: Any = None
     store: Any = None
     service_tier: Any = None
     modalities: Any = None
@@ -142,7 +165,11 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     verbosity: Any = None
     web_search_options: Any = None
     prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
     moderation: Any = None
+    return_prompt_text: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
 
 
 class CompletionRequest(Request, frozen=True, kw_only=True):
@@ -155,6 +182,7 @@ class CompletionRequest(Request, frozen=True, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
 
     suffix: Any = None
+    prompt_embeds: Any = None
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -181,15 +209,22 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 Neutral = dict[str, tuple[tuple[Any, ...], str]]
 
 _NEUTRAL: Final[Neutral] = {
-    "include_stop_str_in_output": ((False,), "false"),
-    "truncate_prompt_tokens": ((), "null"),
-    "bad_words": (([],), "an empty list"),
     "prompt_logprobs": ((), "null"),
-    "return_tokens_as_token_ids": ((False,), "false"),
-    "return_token_ids": ((False,), "false"),
     "length_penalty": ((1, 1.0), "1"),
     "use_beam_search": ((False,), "false"),
-    "spaces_between_special_tokens": ((True,), "true"),
+    "watermarking": ((False,), "false"),
+    "logprob_token_ids": ((), "null"),
+    "logits_processors": (([],), "an empty list"),
+    "repetition_detection": ((), "null"),
+    "stream_interval": ((1,), "1"),
+    "kv_transfer_params": ((), "null"),
+    "ec_transfer_params": ((), "null"),
+    "vllm_xargs": (({},), "an empty object"),
+    "routed_experts_prompt_start": ((0,), "0"),
+    "return_token_offsets": ((False,), "false"),
+    "return_mm_kwargs": ((True,), "true"),
+    "guided_decoding_backend": ((), "null"),
+    "guided_whitespace_pattern": ((), "null"),
     "response_format": (({"type": "text"},), '{"type": "text"}'),
     "structured_outputs": ((), "null"),
     "guided_json": ((), "null"),
@@ -198,16 +233,12 @@ _NEUTRAL: Final[Neutral] = {
     "guided_grammar": ((), "null"),
 }
 NEUTRAL: Final[dict[str, Neutral]] = {
-    "CompletionRequest": {**_NEUTRAL, "suffix": (("",), "an empty string")},
+    "CompletionRequest": {**_NEUTRAL, "suffix": (("",), "an empty string"), "prompt_embeds": ((), "null")},
     "ChatRequest": {
         **_NEUTRAL,
-        "functions": (([],), "an empty list (`tools` is what took its place)"),
-        "function_call": (("none",), '"none" (`tool_choice` is what took its place)'),
-        "continue_final_message": ((False,), "false"),
+        "functions": (([],), "an empty list"),
+        "function_call": (("none",), '"none"'),
         "chat_template": ((), "null"),
-        "documents": (([],), "an empty list"),
-        "echo": ((False,), "false"),
-        "metadata": (({},), "an empty object"),
         "store": ((False,), "false"),
         "service_tier": (("auto", "default"), '"auto" or "default"'),
         "modalities": ((["text"],), '["text"]'),
@@ -215,8 +246,12 @@ NEUTRAL: Final[dict[str, Neutral]] = {
         "prediction": ((), "null"),
         "verbosity": (("medium",), '"medium"'),
         "web_search_options": ((), "null"),
-        "prompt_cache_retention": ((), "null"),
+        "prompt_cache_retention": (("in_memory", "in-memory"), '"in_memory"'),
+        "prompt_cache_options": ((), "null"),
         "moderation": ((), "null"),
+        "return_prompt_text": ((False,), "false"),
+        "mm_processor_kwargs": (({},), "an empty object"),
+        "media_io_kwargs": (({},), "an empty object"),
     },
     "ChatMessage": {
         "refusal": ((), "null"),

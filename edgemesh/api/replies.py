@@ -18,12 +18,16 @@ class PromptTokensDetails(Reply, frozen=True):
     """How much of the prompt was not computed again."""
 
     cached_tokens: int = 0
+    audio_tokens: int = 0
 
 
 class CompletionTokensDetails(Reply, frozen=True):
     """How much of the completion was thought, not said."""
 
     reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(Reply, frozen=True):
@@ -97,6 +101,8 @@ class ChatChoice(Reply, frozen=True):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Reply, frozen=True):
@@ -108,7 +114,10 @@ class ChatCompletion(Reply, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
+    metadata: dict[str, str] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(Reply, frozen=True):
@@ -118,6 +127,9 @@ class CompletionChoice(Reply, frozen=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Reply, frozen=True):
@@ -129,7 +141,7 @@ class Completion(Reply, frozen=True):
     choices: list[CompletionChoice]
     usage: Usage
     object: Literal["text_completion"] = "text_completion"
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
 
 
 class ModelCard(Reply, frozen=True):

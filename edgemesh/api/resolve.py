@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,6 +10,7 @@ import msgspec
 
 from edgemesh.api.check import check_tokens
 from edgemesh.api.errors import context_length_exceeded, invalid
+from edgemesh.api.extras import Extras, extras_of
 from edgemesh.api.limits import Limits
 from edgemesh.api.openai import ChatRequest, CompletionRequest, Request
 from edgemesh.wire.arrays import TokenArray
@@ -16,6 +18,9 @@ from edgemesh.wire.messages import Sampling
 
 COMPLETION_TOKENS: Final = 16
 """OpenAI's default length of a completion; a chat's is all that fits."""
+
+LEAST_TOP_P: Final = 1e-6
+"""``top_p`` 0 keeps the likeliest token alone, and so does this: of no vocabulary is it less likely."""
 
 _SEED_MASK: Final = (1 << 63) - 1
 
@@ -51,30 +56,52 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     grammar: str = ""
     """What every choice's output must be, as a grammar's source; "" for anything."""
 
+    extras: Extras = Extras()
+
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts together, each counted once."""
         return sum(len(prompt) for prompt in self.prompts)
 
 
-def resolve_chat(request: ChatRequest, ids: Sequence[int], limits: Limits, seed: int) -> Job:
+BadWords = tuple[tuple[int, ...], ...]
+"""Token sequences that may not come to stand in the output."""
+
+
+def truncated(request: Request, ids: Sequence[int], wanted: int | None, limits: Limits) -> Sequence[int]:
+    """What ``truncate_prompt_tokens`` leaves of a prompt: all, its first or its last tokens."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return ids
+    if most < 0:
+        most = max(1, limits.context - (1 if wanted is None else wanted))
+    return ids[:most] if request.truncation_side == "right" else ids[max(0, len(ids) - most) :]
+
+
+def resolve_chat(request: ChatRequest, ids: Sequence[int], limits: Limits, seed: int, bad_words: BadWords = ()) -> Job:
     """A chat's choices; ``seed`` is used where the request has none. Raises ``ApiError``."""
     wanted = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else -1
+    ids = truncated(request, ids, wanted, limits)
     length = _length(ids, wanted, limits, "messages")
-    return _job(request, [(ids, length)], logprobs, limits, seed)
+    return _job(request, [(ids, length)], logprobs, limits, seed, bad_words)
 
 
-def resolve_completion(request: CompletionRequest, prompts: Sequence[Sequence[int]], limits: Limits, seed: int) -> Job:
+def resolve_completion(
+    request: CompletionRequest, prompts: Sequence[Sequence[int]], limits: Limits, seed: int, bad_words: BadWords = ()
+) -> Job:
     """A completion's choices, prompt by prompt. Raises ``ApiError``."""
     wanted = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     logprobs = -1 if request.logprobs is None else request.logprobs
+    if request.best_of is not None and request.best_of > (request.n or 1):
+        logprobs = max(0, logprobs)
     pairs = []
-    for ids in prompts:
+    for given in prompts:
+        ids = truncated(request, given, wanted, limits)
         fits = request.max_tokens is None and len(ids) < limits.context
         length = _length(ids, min(wanted, limits.context - len(ids)) if fits else wanted, limits, "prompt")
         pairs.append((ids, length))
-    return _job(request, pairs, logprobs, limits, seed)
+    return _job(request, pairs, logprobs, limits, seed, bad_words)
 
 
 def _length(ids: Sequence[int], wanted: int | None, limits: Limits, param: str) -> int:
@@ -90,10 +117,17 @@ def _length(ids: Sequence[int], wanted: int | None, limits: Limits, param: str) 
 
 
 def _job(
-    request: Request, prompts: Sequence[tuple[Sequence[int], int]], logprobs: int, limits: Limits, seed: int
+    request: Request,
+    prompts: Sequence[tuple[Sequence[int], int]],
+    logprobs: int,
+    limits: Limits,
+    seed: int,
+    bad_words: BadWords,
 ) -> Job:
-    sampling = _sampling(request, logprobs, limits, seed)
+    sampling = msgspec.structs.replace(_sampling(request, logprobs, limits, seed), bad_words=bad_words)
     count = request.n or 1
+    if isinstance(request, CompletionRequest):
+        count = request.best_of or count
     choices = tuple(
         Choice(
             index=place * count + choice,
@@ -117,11 +151,18 @@ def _job(
         skip_special_tokens=request.skip_special_tokens is not False,
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
-        session=request.session or request.prompt_cache_key or request.user or "",
+        session=request.session or request.session_id or request.prompt_cache_key or request.user or "",
         key=request.safety_identifier or request.user or "",
         pin=request.group,
         priority=request.priority or 0,
+        tenant=_tenant(request.cache_salt),
+        extras=extras_of(request, limits),
     )
+
+
+def _tenant(salt: str | None) -> str:
+    """Only requests of the same salt share what is cached; the salt itself goes nowhere."""
+    return "" if salt is None else hashlib.sha256(salt.encode()).hexdigest()[:32]
 
 
 def _sampling(request: Request, logprobs: int, limits: Limits, seed: int) -> Sampling:
@@ -129,7 +170,7 @@ def _sampling(request: Request, logprobs: int, limits: Limits, seed: int) -> Sam
     stops = own if request.ignore_eos else (*limits.eos_token_ids, *own)
     return Sampling(
         temperature=_or(request.temperature, 1.0),
-        top_p=_or(request.top_p, 1.0),
+        top_p=max(LEAST_TOP_P, _or(request.top_p, 1.0)),
         top_k=max(0, request.top_k or 0),
         min_p=_or(request.min_p, 0.0),
         seed=(seed if request.seed is None else request.seed) & _SEED_MASK,

@@ -19,10 +19,20 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a choice ended: ``reason`` is OpenAI's finish reason, ``stop`` the stop string that ended it, if one did."""
+    """How a choice ended: ``reason`` is OpenAI's finish reason, ``stop`` the stop string or ``token`` that ended it, if one did."""
 
     reason: str
     stop: str | None = None
+    token: int | None = None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """What ended it, as vLLM tells it beside the finish reason."""
+        return self.token if self.stop is None else self.stop
+
+    def json(self) -> bytes:
+        """The fields of a choice's last chunk, up to its end."""
+        return b'"finish_reason":%b,"stop_reason":%b}' % (_encode(self.reason), _encode(self.stop_reason))
 
 
 def frame(chunk: msgspec.Struct | bytes) -> bytes:
@@ -71,10 +81,12 @@ class Head(msgspec.Struct, frozen=True):
     object: str
     created: int
     model: str
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
 
     def json(self) -> bytes:
         """The beginning of a chunk's JSON, up to its choices."""
-        return _encode(self)[:-1] + b',"system_fingerprint":null,"choices":['
+        return _encode(self)[:-1] + b',"choices":['
 
 
 def usage_frame(head: Head, usage: Usage) -> bytes:
@@ -135,7 +147,7 @@ class ChatChunks:
 
     def last(self, ending: Ending) -> bytes:
         """The end of the choice."""
-        return self._start + b'{},"logprobs":null,"finish_reason":%b}' % _encode(ending.reason) + self._end
+        return self._start + b'{},"logprobs":null,' + ending.json() + self._end
 
 
 class CompletionChunks:
@@ -161,4 +173,4 @@ class CompletionChunks:
 
     def last(self, ending: Ending) -> bytes:
         """The end of the choice."""
-        return self._start + b'"","logprobs":null,"finish_reason":%b}' % _encode(ending.reason) + self._end
+        return self._start + b'"","logprobs":null,' + ending.json() + self._end

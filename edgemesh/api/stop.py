@@ -12,12 +12,14 @@ from collections.abc import Sequence
 class StopMatcher:
     """Passes a text on up to the first stop string.
 
-    What may be the beginning of a stop string is held back until it turns out to be one, or not.
+    What may be the beginning of a stop string is held back until it turns out to be one, or not. ``include``: the text ends
+    behind the stop string, not before it.
     """
 
-    __slots__ = ("_firsts", "_held", "_longest", "_stops", "matched")
+    __slots__ = ("_firsts", "_held", "_include", "_longest", "_stops", "matched")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._include = include
         self._stops = tuple(stops)
         self._firsts = frozenset(stop[0] for stop in stops)
         self._longest = max((len(stop) for stop in stops), default=0)
@@ -33,9 +35,9 @@ class StopMatcher:
         text = self._held + text
         found = min(((at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
         if found is not None:
-            _, at, self.matched = found
+            end, at, self.matched = found
             self._held = ""
-            return text[:at]
+            return text[: end if self._include else at]
         cut = self._border(text)
         self._held = text[cut:]
         return text[:cut]

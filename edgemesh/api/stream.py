@@ -29,10 +29,16 @@ class TextStream:
     )
 
     def __init__(
-        self, pieces: Pieces, stops: Sequence[str] = (), *, skip_special: bool = True, min_tokens: int = 0
+        self,
+        pieces: Pieces,
+        stops: Sequence[str] = (),
+        *,
+        skip_special: bool = True,
+        min_tokens: int = 0,
+        include_stop: bool = False,
     ) -> None:
         self._detokenizer = Detokenizer(pieces, skip_special=skip_special)
-        self._matcher = StopMatcher(stops)
+        self._matcher = StopMatcher(stops, include=include_stop)
         self._min_tokens = min_tokens if stops else 0
         self._singly = bool(stops)
         self.tokens = 0
@@ -64,9 +70,15 @@ class TextStream:
         self.length += len(text)
         return text
 
-    def finish(self) -> str:
-        """What was held back, at the end: an unfinished character, and a beginning that was no stop string."""
-        text = "" if self.stopped else self._matcher.feed(self._detokenizer.finish())
+    def finish(self, stop_token: int | None = None) -> str:
+        """What was held back, at the end: an unfinished character, and a beginning that was no stop string.
+
+        Where the text of the ``stop_token`` is shown, it comes last, and counts as no token.
+        """
+        text = ""
+        if not self.stopped:
+            last = "" if stop_token is None else self._detokenizer.feed((stop_token,))
+            text = self._matcher.feed(last + self._detokenizer.finish())
         if not self.stopped:
             text += self._matcher.finish()
         self.length += len(text)

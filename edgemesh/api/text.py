@@ -71,13 +71,25 @@ class ModelText:
         self.template = None if source is None else ChatTemplate(source, tokens, clock=clock, now=now)
 
     def render(
-        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool, kwargs: dict[str, Any] | None
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool,
+        kwargs: dict[str, Any] | None,
+        documents: Sequence[dict[str, str]] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """A conversation as the model reads it. Raises ``ApiError``."""
         if self.template is None:
             message = "this model has no chat template; use /v1/completions"
             raise invalid(message, "messages", "no_chat_template")
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt, kwargs=kwargs)
+        return self.template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            kwargs=kwargs,
+            documents=documents,
+            continue_final_message=continue_final_message,
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. Raises ``ApiError`` where the tokenizer cannot read it."""

@@ -80,7 +80,7 @@ def _row(state: GroupState, sequence: Sequence, token: int, logprob: Logprob | N
 def _accept(state: GroupState, sequence: Sequence, token: int, logprob: Logprob | None) -> None:
     index = sequence.out
     if token in sequence.stops and index >= sequence.submit.sampling.min_tokens:
-        state.emit(sequence, index, (), Finish.STOP)
+        state.emit(sequence, index, (), Finish.STOP, stop_token=token)
         finish(state, sequence, Finish.STOP)
         return
     sequence.tokens.append(token)

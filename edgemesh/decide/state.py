@@ -176,12 +176,20 @@ class GroupState:
     # --- words to the gateway ---
 
     def emit(
-        self, sequence: Sequence, index: int, tokens: tuple[int, ...], finish: Finish, logprob: Logprob | None = None
+        self,
+        sequence: Sequence,
+        index: int,
+        tokens: tuple[int, ...],
+        finish: Finish,
+        logprob: Logprob | None = None,
+        stop_token: int = -1,
     ) -> None:
-        """Tokens for the client, the first of them the stream's ``index``-th."""
+        """Tokens for the client, the first of them the stream's ``index``-th; ``stop_token`` ended it (-1: none did)."""
         submit = sequence.submit
         logprobs = () if logprob is None else (logprob,)
-        item = Item(submit.request, submit.attempt, index, tokens, finish, logprobs, sequence.cached)
+        item = Item(
+            submit.request, submit.attempt, index, tokens, finish, logprobs, sequence.cached, stop_token=stop_token
+        )
         self.effects.items.setdefault(submit.gateway, []).append(item)
 
     def fail(self, sequence: Sequence, status: int, code: str, reason: str) -> None:

@@ -4,6 +4,7 @@ Penalties follow the usual rules: repetition (Keskar et al., 2019, CTRL) over pr
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,9 +18,9 @@ BANNED: Final = -1e30
 
 
 class Shaper:
-    """One row's penalties, bias, allowed ids and banned stops; ids are those of ``[start, start + width)``.
+    """One row's penalties, bias, allowed ids, bad words and banned stops; ids are those of ``[start, start + width)``.
 
-    ``history`` holds all tokens so far where a penalty is set, the last ``emitted`` of them output.
+    ``history`` holds all tokens so far where the settings need them, the last ``emitted`` of them output.
     """
 
     def __init__(
@@ -39,11 +40,16 @@ class Shaper:
         self._stops = self._local(sampling.stop_token_ids)
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
-        if sampling.needs_history:
+        if sampling.penalised:
             self._seen = torch.zeros(width, dtype=torch.bool, device=device)
             self._seen[self._local(history)] = True
             output = self._local(history[len(history) - emitted :], unique=False)
             self._counts = torch.bincount(output, minlength=width).to(torch.float32)
+        self._bad = self._local([word[0] for word in sampling.bad_words if len(word) == 1])
+        # Where a word's last token is another shard's, that shard sees to it.
+        self._words = [word for word in sampling.bad_words if len(word) > 1 and start <= word[-1] < start + width]
+        longest = max((len(word) for word in self._words), default=1) - 1
+        self._tail: deque[int] = deque(history[len(history) - emitted :] if longest else (), maxlen=longest)
 
     def _local(self, ids: Sequence[int], *, unique: bool = True) -> Tensor:
         here = [each - self._start for each in ids if self._start <= each < self._start + self._width]
@@ -58,6 +64,7 @@ class Shaper:
 
     def extend(self, token: int) -> None:
         """One more output token."""
+        self._tail.append(token)
         at = token - self._start
         if self._seen is not None and self._counts is not None and 0 <= at < self._width:
             self._seen[at] = True
@@ -81,6 +88,12 @@ class Shaper:
             logits[self._allowed] = kept
         if emitted < sampling.min_tokens and len(self._stops):
             logits[self._stops] = logits[self._stops].clamp(max=BANNED)
+        if len(self._bad):
+            logits[self._bad] = logits[self._bad].clamp(max=BANNED)
+        if self._words:
+            tail = tuple(self._tail)
+            ends = [word[-1] - self._start for word in self._words if tail[1 - len(word) :] == word[:-1]]
+            logits[ends] = logits[ends].clamp(max=BANNED)
 
 
 def shaper(
@@ -93,7 +106,7 @@ def shaper(
 ) -> Shaper | None:
     """A shaper, or None for a row whose logits are left as they are."""
     bans = sampling.stop_token_ids and emitted < sampling.min_tokens
-    if sampling.needs_history or sampling.logit_bias or sampling.allowed_token_ids or bans:
+    if sampling.penalised or sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words or bans:
         return Shaper(sampling, start, width, history, emitted, device)
     return None
 

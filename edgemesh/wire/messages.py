@@ -63,7 +63,7 @@ class Sampling(Part, frozen=True):
 
     ``logprobs`` is -1 for none, else how many alternatives are wanted beside the drawn token.
     ``stop_token_ids`` are banned until ``min_tokens`` have been emitted, and end the stream after.
-    An empty ``allowed_token_ids`` allows all.
+    An empty ``allowed_token_ids`` allows all. No sequence of ``bad_words`` may come to stand in the output.
     """
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
@@ -82,11 +82,19 @@ class Sampling(Part, frozen=True):
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=256)] = ()
     min_tokens: TokenCount = 0
     logprobs: Annotated[int, Meta(ge=-1, le=MAX_ALTERNATIVES)] = -1
+    bad_words: Annotated[
+        tuple[Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=64)], ...], Meta(max_length=256)
+    ] = ()
+
+    @property
+    def penalised(self) -> bool:
+        """Whether any penalty is set."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def needs_history(self) -> bool:
-        """Whether a rank must know the tokens so far (any penalty is set)."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        """Whether a rank must know the tokens so far."""
+        return self.penalised or any(len(word) > 1 for word in self.bad_words)
 
 
 class Submit(Message, frozen=True):
@@ -200,7 +208,8 @@ class Item(Part, frozen=True):
     """Tokens of one stream, the first of them its ``index``-th (from 0, ``emitted`` included).
 
     ``cached_tokens`` is how much of the prompt was found in the prefix cache. ``prompt_logprobs`` come in pieces, in the order of the
-    prompt's positions, and all of them before the first token.
+    prompt's positions, and all of them before the first token. ``stop_token`` ended the stream (-1: none did), and is not among the
+    tokens.
     """
 
     request: RequestId
@@ -211,6 +220,7 @@ class Item(Part, frozen=True):
     logprobs: tuple[Logprob, ...] = ()
     cached_tokens: TokenCount = 0
     prompt_logprobs: PromptLogprobs | None = None
+    stop_token: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
 
 
 class Emit(Message, frozen=True):

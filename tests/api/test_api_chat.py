@@ -66,6 +66,41 @@ def test_reasoning_of_earlier_turns_reaches_the_template(both):
     assert ours.render(messages, add_generation_prompt=False, kwargs=None) == expected
 
 
+@settings(max_examples=40, deadline=None)
+@given(turns=st.lists(st.tuples(ROLES, TEXTS), max_size=3), last=st.text("ab <>&é🎉", min_size=1, max_size=12))
+def test_a_message_is_continued_where_its_text_ends(both, turns, last):
+    ours, theirs = both
+    last = "x" + last.strip()
+    plain = [{"role": role, "content": text} for role, text in [*turns, ("user", "q"), ("assistant", last)]]
+    expected = theirs.apply_chat_template(plain, tokenize=False, continue_final_message=True)
+    messages = [ChatMessage(**each) for each in plain]
+    found = ours.render(messages, add_generation_prompt=False, kwargs=None, continue_final_message=True)
+    assert found == expected
+    assert found.endswith(last)
+
+
+def test_the_blanks_and_parts_of_a_continued_message_are_kept():
+    parts = ChatMessage(role="assistant", content=[ContentPart(type="text", text=each) for each in ("a", "b ")])
+    made = template("{% for m in messages %}[{{ m.content }}]{% endfor %}{{ add_generation_prompt }}")
+    assert made.render([*USER, parts], continue_final_message=True) == "[hi][a\nb "
+
+
+def test_a_template_that_hides_the_last_message_cannot_continue_it():
+    with pytest.raises(ApiError) as caught:
+        template("{{ messages[0].role }}").render(USER, continue_final_message=True)
+    assert (caught.value.status, caught.value.detail.param) == (400, "continue_final_message")
+
+
+def test_documents_reach_a_template_that_reads_them_and_are_refused_by_others():
+    given = [{"title": "t", "text": "one"}, {"title": "u", "text": "two"}]
+    reader = template("{% if documents %}{% for d in documents %}{{ d.title }}={{ d.text }} {% endfor %}{% endif %}")
+    assert reader.render(USER, documents=given) == "t=one u=two "
+    assert reader.render(USER) == reader.render(USER, documents=[]) == ""
+    with pytest.raises(ApiError) as caught:
+        template("{{ messages[0].content }}").render(USER, documents=given)
+    assert (caught.value.status, caught.value.detail.param) == (400, "documents")
+
+
 BLOCKS = """\
   {% if true %}
     {%- for message in messages %}

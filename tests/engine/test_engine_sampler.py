@@ -254,6 +254,45 @@ def test_stops_are_banned_until_enough_is_said_but_remain_better_than_what_is_no
     assert late[2] == 0
 
 
+def test_a_bad_word_of_one_token_is_banned_but_remains_better_than_what_is_not_allowed():
+    found = shaped(torch.zeros(8), Sampling(bad_words=((3,), (5,)), allowed_token_ids=(3, 5)))
+    assert found.argmax() == 3
+    assert found[3] < -1e20
+    assert shaped(torch.zeros(8), Sampling(bad_words=((3,),))).lt(-1e20).nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("history", "emitted", "banned"),
+    [
+        ([9, 1, 2], 3, [3]),
+        ([1, 2], 2, [3]),
+        ([1, 2], 1, []),  # a prompt's tokens are not the output's
+        ([2, 1], 2, []),
+        ([9, 9, 4], 1, [5]),
+        ([1, 2, 1, 4], 4, [5]),
+        ([1], 1, []),
+        ([], 0, []),
+    ],
+)
+def test_a_bad_word_of_several_tokens_is_never_completed(history, emitted, banned):
+    sampling = Sampling(bad_words=((1, 2, 3), (4, 5)))
+    assert shaped(torch.zeros(8), sampling, history, emitted).lt(0).nonzero().flatten().tolist() == banned
+    row = Shaper(sampling, 0, 8, history[: len(history) - emitted], 0)
+    for token in history[len(history) - emitted :]:
+        row.extend(token)
+    row.apply(logits := torch.zeros(8), emitted)
+    assert logits.lt(0).nonzero().flatten().tolist() == banned
+
+
+def test_bad_words_are_banned_by_the_shard_of_their_last_token():
+    sampling = Sampling(bad_words=((1, 2), (1, 12), (1, 29), (7,), (17,)))
+    logits = logits_of(6, 1, 30)[0]
+    whole = shaped(logits, sampling, [1], emitted=1)
+    parts = [shaped(logits[at : at + 10], sampling, [1], 1, start=at) for at in (0, 10, 20)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert whole.lt(-1e20).nonzero().flatten().tolist() == [2, 7, 12, 17, 29]
+
+
 def test_mask_words_hold_ids_from_the_lowest_bit():
     logits = torch.zeros(70)
     mask_row(logits, [0b101, -(1 << 31), 0b11], 0)
