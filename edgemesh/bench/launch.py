@@ -21,7 +21,9 @@ from edgemesh.bench.processes import marked, words_of
 MARK: Final = "EDGEMESH_LAUNCH"
 """An environment variable that every process of a mesh inherits, whoever its parent is."""
 
-COMMAND: Final = str(Path(sys.executable).with_name("edgemesh"))
+COMMAND: Final = (sys.executable, "-m", "edgemesh.cli.main")
+"""The program, also where pip made no command of it."""
+
 POLL_S: Final = 0.05
 TAIL_BYTES: Final = 6000
 
@@ -37,7 +39,13 @@ class Launched:
     """
 
     def __init__(
-        self, topology: str, overrides: Mapping[str, object], options: Sequence[str] = (), *, port: int = 0
+        self,
+        topology: str,
+        overrides: Mapping[str, object],
+        options: Sequence[str] = (),
+        *,
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -47,14 +55,14 @@ class Launched:
         self.log = self.scratch / "start.log"
         words = [f"--set={key}={_toml(value)}" for key, value in overrides.items()]
         ends = ["--topology", topology, "--port", str(self.port), "--trace-dir", str(self.traces)]
-        environment = os.environ | {MARK: str(self.scratch), "XDG_RUNTIME_DIR": str(self.runtime), "COLUMNS": "160"}
+        own = {MARK: str(self.scratch), "XDG_RUNTIME_DIR": str(self.runtime), "COLUMNS": "160"}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(  # noqa: S603 - our own command
-                [COMMAND, "start", *ends, *words, *options],
+                [*COMMAND, "start", *ends, *words, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env={**(os.environ if environment is None else environment), **own},
                 start_new_session=True,
             )
 

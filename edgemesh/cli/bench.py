@@ -18,8 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from edgemesh.bench import prompts
+from edgemesh.bench.arms import parse as parse_spec
+from edgemesh.bench.arms import tables
 from edgemesh.bench.client import target as read_target
 from edgemesh.bench.compare import Row, differences, picture, rows
+from edgemesh.bench.launch import LaunchError
 from edgemesh.bench.load import Load, drive, model_of
 from edgemesh.bench.report import ReportError, read, report, write
 from edgemesh.bench.statistics import Summary, summarise
@@ -159,6 +162,37 @@ def demo(
                         json.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
     finally:
         typer.echo(bench_demo.markdown(rows))
+
+
+@app.command()
+def arms(
+    spec: Annotated[Path, typer.Argument(help="A TOML file with [[arms]] and [[loads]].")],
+    out: Annotated[Path, typer.Option(help="Directory for reports, traces' shares and tables.")],
+    minutes: Annotated[float, typer.Option(min=0.1, max=10_000, help="Begin no further arm after this time.")] = 60.0,
+) -> None:
+    """Run several meshes, one after the other, under the same loads, and compare them."""
+    from edgemesh.cli import bench_arms  # noqa: PLC0415 - it imports the engine and DuckDB
+
+    try:
+        found = parse_spec(spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"{spec}: {error.strerror if isinstance(error, OSError) else error}"
+        raise fail(message, 2) from error
+    outcomes = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with console.status("starting") as status:
+            for outcome in bench_arms.run(found, out, minutes, lambda words: status.update(plain(words))):
+                outcomes.append(outcome)
+                console.print(
+                    f"{outcome.arm}, {outcome.load}: {outcome.summary.total_tokens_per_s:.0f} tokens/s,"
+                    f" TTFT p50 {outcome.summary.ttft_ms.p50:.0f} ms, ITL p99 {outcome.summary.itl_ms.p99:.1f} ms",
+                    highlight=False,
+                )
+    except (LaunchError, OSError) as error:
+        raise fail(str(error)) from error
+    finally:
+        typer.echo(tables(found, outcomes))
 
 
 def show(summary: Summary, title: str) -> None:
