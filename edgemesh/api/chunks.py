@@ -24,6 +24,8 @@ class ChatChunkChoice(Reply, frozen=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Reply, frozen=True):
@@ -33,9 +35,11 @@ class ChatCompletionChunk(Reply, frozen=True):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
-    system_fingerprint: None
+    system_fingerprint: str | None
+    service_tier: str | None
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChunkChoice(Reply, frozen=True):
@@ -45,6 +49,9 @@ class CompletionChunkChoice(Reply, frozen=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChunk(Reply, frozen=True):
@@ -54,6 +61,7 @@ class CompletionChunk(Reply, frozen=True):
     object: Literal["text_completion"]
     created: int
     model: str
-    system_fingerprint: None
+    system_fingerprint: str | None
+    service_tier: str | None
     choices: list[CompletionChunkChoice]
     usage: Usage | UnsetType | None = UNSET

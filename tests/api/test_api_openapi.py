@@ -13,11 +13,12 @@ from referencing.jsonschema import DRAFT202012
 from edgemesh.api.chunks import ChatCompletionChunk, CompletionChunk
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.errors import ApiError
+from edgemesh.api.extras import with_prompt, with_token_ids, with_usage
 from edgemesh.api.openai import NEUTRAL, ChatRequest, CompletionRequest, TokenizeRequest
 from edgemesh.api.openapi import document
 from edgemesh.api.replies import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob, usage
 from edgemesh.api.routes import ROUTES
-from edgemesh.api.sse import ChatChunks, CompletionChunks, Head, usage_frame
+from edgemesh.api.sse import ChatChunks, CompletionChunks, Ending, Head, usage_frame
 from edgemesh.cli.main import application
 
 BASE = "https://edgemesh.invalid/openapi.json"
@@ -151,7 +152,11 @@ def test_every_event_of_a_stream_is_what_the_document_says(takes, chunks, kind, 
     name = "chat.completion.chunk" if kind is ChatCompletionChunk else "text_completion"
     head = Head("id-1", name, 1, "m")
     made = chunks(head, 1, include_usage=include_usage)
-    events = [made.first(), made.text("é\n"), made.text("x", logprobs), made.last("stop"), usage_frame(head, USAGE)]
+    events = [made.first(), made.text("é\n"), made.text("x", logprobs), usage_frame(head, USAGE)]
+    events += [made.last(ending) for ending in (Ending("stop"), Ending("stop", "x"), Ending("stop", token=9))]
+    if include_usage:
+        events.append(with_usage(made.text("x"), USAGE))
+    events += [with_token_ids(made.text("x"), [1]), with_prompt(made.text("x"), [1], chat=kind is ChatCompletionChunk)]
     for event in filter(None, events):
         content = event.removeprefix(b"data: ").rstrip()
         assert takes(kind.__name__, json.loads(content))
