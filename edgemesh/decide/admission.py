@@ -7,6 +7,7 @@ One that waits for its own client makes way for those that wait for pages or a s
 """
 
 from edgemesh.decide.request import Event, Sequence, State
+from edgemesh.decide.scoring import reach
 from edgemesh.decide.state import GroupState
 
 
@@ -38,7 +39,7 @@ def admit(state: GroupState, now_ns: int) -> None:
 def _fit(state: GroupState, sequence: Sequence) -> bool:
     """Give the sequence its pages, those of a known prefix first; or leave all as it was."""
     tokens = len(sequence.tokens)
-    hit = state.prefix.match(sequence.cursor, sequence.tokens)
+    hit = state.prefix.match(sequence.cursor, sequence.tokens, reach(sequence))
     wanted = sequence.whole if sequence.life else min(tokens + 1, sequence.whole)
     missing = state.pages_for(wanted) - len(hit)
     if missing + growth(state) > state.pages.free:

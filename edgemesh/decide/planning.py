@@ -6,6 +6,7 @@ from typing import Final
 
 from edgemesh.decide.admission import admit, grow, prefilling
 from edgemesh.decide.request import Event, Sequence
+from edgemesh.decide.scoring import MAX_SCORED, cut, scoring
 from edgemesh.decide.state import GroupState
 from edgemesh.decide.steps import Run, Step
 from edgemesh.wire.arrays import TokenArray
@@ -56,15 +57,20 @@ def _prefill(state: GroupState, step: Step, budget: int, now_ns: int) -> int:
 
     chunks: list[Chunk] = []
     tokens = array("i")
+    scores = MAX_SCORED
     for sequence in sorted(prefilling(state), key=urgency)[:MAX_CHUNKS]:
         room = budget - len(tokens)
         if room <= 0:
             break
         start = sequence.planned
-        upto = min(sequence.target, start + room)
-        final = upto == sequence.target
+        upto = cut(sequence, min(sequence.target, start + room), scores)
+        if upto == start:
+            continue  # it waits for a step that scores fewer positions of others
+        final = upto == sequence.target and not sequence.prompt_only
         sampling = sequence.submit.sampling
         history = TokenArray(sequence.tokens.tobytes()) if final and sampling.needs_history else TokenArray()
+        wanted = scoring(sequence, upto)
+        scores -= len(wanted.targets) if wanted else 0
         chunks.append(
             Chunk(
                 sequence.submit.request,
@@ -75,11 +81,12 @@ def _prefill(state: GroupState, step: Step, budget: int, now_ns: int) -> int:
                 sampling if final else None,
                 sequence.out,
                 history,
+                wanted,
             )
         )
         tokens.extend(sequence.tokens[start:upto])
         sequence.planned = upto
-        step.chunks.append(Run(sequence, sequence.life, upto, final))
+        step.chunks.append(Run(sequence, sequence.life, upto, final, scoring=wanted))
     if chunks:
         step.prefill = Prefill(tuple(chunks), TokenArray(tokens))
     return len(tokens)

@@ -74,17 +74,19 @@ class Prefix:
     def __len__(self) -> int:
         return len(self._page)
 
-    def match(self, cursor: Cursor, tokens: Tokens) -> tuple[int, ...]:
+    def match(self, cursor: Cursor, tokens: Tokens, most: int | None = None) -> tuple[int, ...]:
         """The pages that hold the beginning of ``tokens``, in order, each held once more for the caller.
 
-        At least one token is left over, because its logits must be computed. Sets the cursor to what was found.
+        At least one token is left over, because its logits must be computed; ``most`` is how many may be covered where those of
+        others are wanted, too. Sets the cursor to what was found.
         """
         cursor.indexed = 0
         if not self.enabled:
             return ()
         count = len(tokens) if isinstance(tokens, array) else tokens.nbytes // 4
         found: list[int] = []
-        for at in range((count - 1) // self.page_tokens):
+        reach = count - 1 if most is None else min(count - 1, most)
+        for at in range(reach // self.page_tokens):
             if at == len(cursor.keys):
                 cursor.extend(tokens, self.page_tokens, at + 1)
             page = self._page.get(cursor.keys[at])

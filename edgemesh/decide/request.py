@@ -67,7 +67,8 @@ class Sequence:
     """A request as its group holds it.
 
     ``tokens`` are the prompt's and then all that the client has; ``planned`` of them have had the computing of their KV
-    planned, ``written`` acknowledged. ``flying`` decode steps are planned and not acknowledged. ``life`` grows with each
+    planned, ``written`` acknowledged; of the first ``scored`` the client has the log-probability of the token after each, where it asked
+    for those. ``flying`` decode steps are planned and not acknowledged. ``life`` grows with each
     preemption, so that a result planned for an earlier life is told apart and dropped.
     """
 
@@ -84,6 +85,7 @@ class Sequence:
     target: int = 0
     planned: int = 0
     written: int = 0
+    scored: int = 0
     cached: int = 0
     flying: int = 0
     slot: int = -1
@@ -98,6 +100,7 @@ class Sequence:
         self.tokens.frombytes(self.submit.emitted.buffer.tobytes())
         self.credit = self.submit.credit
         self.stops = frozenset(self.submit.sampling.stop_token_ids)
+        self.scored = self.submit.scored
 
     @property
     def out(self) -> int:
@@ -113,6 +116,16 @@ class Sequence:
     def whole(self) -> int:
         """Tokens that it may ever be: of the last one no KV is needed."""
         return self.prompt_tokens + self.submit.max_tokens
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether it ends when its prompt is computed: no token is asked for."""
+        return not self.submit.max_tokens
+
+    @property
+    def to_score(self) -> int:
+        """Positions whose log-probabilities are asked for: all of the prompt's but the last, which no prompt token follows."""
+        return self.prompt_tokens - 1 if self.submit.prompt_logprobs >= 0 else 0
 
     def move(self, event: Event) -> None:
         """Take one step of the table."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Tokens
 
 from edgemesh.decide.request import Event, Sequence, State
+from edgemesh.decide.scoring import take
 from edgemesh.decide.state import GroupState
 from edgemesh.decide.steps import Run, Step
 from edgemesh.wire.ids import Finish
@@ -30,6 +31,10 @@ def apply(state: GroupState, step: Step, done: Done) -> None:
     for run in step.chunks:
         # A draw that failed computes its last position again, so that one must not be known to others yet.
         _written(state, run, run.upto - 1 if run.final and run.sequence in undrawn else run.upto)
+    take(state, step.chunks, done)
+    for run in step.chunks:
+        if run.life == run.sequence.life and run.sequence.prompt_only and run.upto == run.sequence.target:
+            _computed(state, run.sequence, done.tick)
     for run, token, logprob in zip(finals, done.firsts, _padded(done.first_logprobs, len(finals)), strict=True):
         if run.life == run.sequence.life:
             _first(state, run.sequence, token, logprob, done.tick)
@@ -52,6 +57,13 @@ def _written(state: GroupState, run: Run, upto: int) -> None:
         return
     sequence.written = max(sequence.written, upto)
     state.prefix.insert(sequence.cursor, sequence.tokens, sequence.pages, sequence.written)
+
+
+def _computed(state: GroupState, sequence: Sequence, tick: int) -> None:
+    """A prompt that was asked for alone."""
+    state.effects.note("request.prefilled", request=sequence.submit.request, tick=tick)
+    state.emit(sequence, sequence.out, (), Finish.LENGTH)
+    finish(state, sequence, Finish.LENGTH)
 
 
 def _first(state: GroupState, sequence: Sequence, token: int, logprob: Logprob | None, tick: int) -> None:

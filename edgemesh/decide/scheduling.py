@@ -58,7 +58,7 @@ class Scheduler:
         if not sequence.prompt_tokens or sequence.whole > usable:
             reason = f"{sequence.prompt_tokens} prompt and {submit.max_tokens} output tokens; 1 to {usable} tokens fit"
             state.refuse(sequence, 400, "context_length_exceeded", reason)
-        elif sequence.left <= 0:
+        elif sequence.left < 0 or not (sequence.left or sequence.prompt_only):
             reason = f"{sequence.out} tokens are out already, of at most {submit.max_tokens}"
             state.refuse(sequence, 400, "nothing_left", reason)
         elif state.draining:

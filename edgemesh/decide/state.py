@@ -12,7 +12,7 @@ from edgemesh.decide.queue import FairQueue
 from edgemesh.decide.request import Event, Sequence, State
 from edgemesh.decide.steps import Pipeline, Waste
 from edgemesh.wire.ids import Finish, Plane
-from edgemesh.wire.messages import Accepted, Arrive, Failed, IdlePlan, Item, Logprob, Plan
+from edgemesh.wire.messages import Accepted, Arrive, Failed, IdlePlan, Item, Logprob, Plan, PromptLogprobs
 
 MAX_TOMBSTONES: Final = 4096
 """Cancels remembered for requests that have not come yet; the oldest is forgotten first."""
@@ -190,6 +190,12 @@ class GroupState:
         item = Item(
             submit.request, submit.attempt, index, tokens, finish, logprobs, sequence.cached, stop_token=stop_token
         )
+        self.effects.items.setdefault(submit.gateway, []).append(item)
+
+    def emit_scores(self, sequence: Sequence, found: PromptLogprobs) -> None:
+        """Log-probabilities of the prompt for the client, which come before any token."""
+        submit = sequence.submit
+        item = Item(submit.request, submit.attempt, sequence.out, (), prompt_logprobs=found)
         self.effects.items.setdefault(submit.gateway, []).append(item)
 
     def fail(self, sequence: Sequence, status: int, code: str, reason: str) -> None:

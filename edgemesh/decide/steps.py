@@ -10,18 +10,19 @@ from dataclasses import dataclass, field
 
 from edgemesh.decide.request import Sequence
 from edgemesh.wire.ids import Plane
-from edgemesh.wire.messages import Arrive, Decode, IdlePlan, Plan, Prefill, Release, Shape
+from edgemesh.wire.messages import Arrive, Decode, IdlePlan, Plan, Prefill, Release, Scoring, Shape
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """What one sequence has in a step: a chunk up to position ``upto``, or (``upto`` 0) a decode row."""
+    """What one sequence has in a step: a chunk up to position ``upto`` with its ``scoring``, or (``upto`` 0) a decode row."""
 
     sequence: Sequence
     life: int
     upto: int = 0
     final: bool = False
     slot: int = -1
+    scoring: Scoring | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch.nn import functional
 
 from edgemesh.engine.attention.batch import AttentionBatch, Span
 from edgemesh.engine.model import Step
+from edgemesh.engine.scores import asked
 from edgemesh.engine.streams import Stream
 from edgemesh.wire.messages import Prefill
 
@@ -40,8 +40,7 @@ def build(flow: Stream, page_tokens: int, prefill: Prefill | None, rows: DecodeR
             span.pages[at // page_tokens] * page_tokens + at % page_tokens
             for span, at in zip(spans, positions, strict=True)
         )
-        ends = accumulate(span.length for span in spans)
-        wanted = [end - 1 for end, chunk in zip(ends, prefill.chunks, strict=True) if chunk.final]
+        wanted = asked(prefill).rows
     if rows:
         at = rows.positions
         pages = rows.block_table.gather(1, (at // page_tokens)[:, None])[:, 0]

@@ -32,7 +32,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The rows that one forward computes; ``wanted`` are those whose hidden state is asked for, ascending.
+    """The rows that one forward computes; ``wanted`` are those whose hidden state is asked for, ascending and each once.
 
     ``tokens`` and ``positions`` ``[stream.rows]`` hold padding after the real rows.
     """

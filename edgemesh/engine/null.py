@@ -5,12 +5,19 @@ The same sequence gets the same tokens on any rank, and none of them ends it. It
 
 import time
 import zlib
+from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
+from struct import pack
+from typing import Final
 
 from edgemesh.engine.slots import Slots
 from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
-from edgemesh.wire.messages import Chunk, Done, IdleDone, IdlePlan, Join, Plan
+from edgemesh.wire.arrays import TokenArray
+from edgemesh.wire.messages import Chunk, Done, IdleDone, IdlePlan, Join, Plan, PromptLogprobs, Scoring
+
+EVEN: Final = int.from_bytes(pack("<f", -5.0), "little", signed=True)
+"""The bits of the log-probability that this engine gives every prompt token."""
 
 
 @dataclass(slots=True)
@@ -57,7 +64,11 @@ class NullEngine:
             ran = self._slots.apply(plan.decode)
             tokens = [self._say(self._voices[slot]) for slot in ran]
             self._slots.advance(tokens)
-        return Done(*head, tuple(ran), tuple(tokens), tuple(firsts), step_ns=time.perf_counter_ns() - began)
+        scores = (
+            tuple(self._scored(chunk.scoring) for chunk in plan.prefill.chunks if chunk.scoring) if plan.prefill else ()
+        )
+        spent = time.perf_counter_ns() - began
+        return Done(*head, tuple(ran), tuple(tokens), tuple(firsts), step_ns=spent, prompt_logprobs=scores)
 
     def _count(self, plan: Plan) -> int:
         if plan.decode is None:
@@ -84,3 +95,12 @@ class NullEngine:
                 break
             token = (token + 1) % self._vocab
         return token
+
+    def _scored(self, scoring: Scoring) -> PromptLogprobs:
+        """Each target is as likely as the ids after it."""
+        rows = array("i")
+        for target in scoring.targets:
+            rows.extend((EVEN, 1))
+            for place in range(scoring.top):
+                rows.extend(((target + place) % self._vocab, EVEN))
+        return PromptLogprobs(scoring.first, scoring.top, TokenArray(rows))

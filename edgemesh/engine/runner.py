@@ -14,12 +14,25 @@ from edgemesh.engine.layout import Split
 from edgemesh.engine.model import Network
 from edgemesh.engine.redraws import Redraws
 from edgemesh.engine.sampler import Drawn, Row, Sampler
+from edgemesh.engine.scores import Scorer, asked, packed, scorings
 from edgemesh.engine.shape import ModelShape
 from edgemesh.engine.shaping import mask_row, shaper
 from edgemesh.engine.streams import Whole, stream
 from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
 from edgemesh.wire.arrays import TokenArray
-from edgemesh.wire.messages import Chunk, Decode, Done, IdleDone, IdlePlan, Join, Logprob, Plan, Prefill, Sampling
+from edgemesh.wire.messages import (
+    Chunk,
+    Decode,
+    Done,
+    IdleDone,
+    IdlePlan,
+    Join,
+    Logprob,
+    Plan,
+    Prefill,
+    PromptLogprobs,
+    Sampling,
+)
 
 
 class Runner:
@@ -41,6 +54,7 @@ class Runner:
         sizes = self._network.sizes
         self._start, self._width = sizes.vocab_start, sizes.vocab_count
         self._sampler = Sampler(self._start, self._width, shape.vocab, collectives.attn)
+        self._scorer = Scorer(self._start, self._width, shape.vocab, collectives.attn)
         self._batch = Batch(limits)
         self._redraws = Redraws()
 
@@ -76,6 +90,7 @@ class Runner:
         hidden = self._forward(plan, plan.prefill, ran)
         firsts = self._firsts(plan.prefill)
         cut = len(firsts)
+        hidden, scores = self._scored(hidden, plan.prefill)
         rows = [*(row for _, row in firsts), *(self._batch.rows[slot] for slot in ran)]
         requests = [*(request for request, _ in firsts), *(self._batch.slots.seats[slot].request for slot in ran)]
         drawn = self._draw(hidden, rows, plan.decode, cut)
@@ -91,6 +106,7 @@ class Runner:
             _asked(logprobs[cut:]),
             _asked(logprobs[:cut]),
             time.perf_counter_ns() - began,
+            scores,
         )
 
     def _count(self, plan: Plan) -> int:
@@ -109,6 +125,15 @@ class Runner:
             longest = 1 + max(self._batch.slots.seats[slot].position for slot in ran)
             rows = DecodeRows(*self._batch.inputs(), longest)
         return self._network.forward(build(flow, self._limits.page_tokens, prefill, rows))
+
+    def _scored(self, hidden: Tensor, prefill: Prefill | None) -> tuple[Tensor, tuple[PromptLogprobs, ...]]:
+        """The hidden states of the rows that draw, and the log-probabilities of the positions that are asked for."""
+        wanted = scorings(prefill)
+        if prefill is None or not wanted:
+            return hidden, ()
+        rows = asked(prefill)
+        found = self._scorer.score(hidden[rows.scored], self._network.logits, wanted)
+        return torch.cat((hidden[rows.draws], hidden[len(rows.rows) :])), packed(found, wanted)
 
     def _draw(self, hidden: Tensor, rows: Sequence[Row], decode: Decode | None, cut: int) -> Drawn:
         """A token for each row; rows of prompts come first, ``cut`` of them."""

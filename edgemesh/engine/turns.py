@@ -106,4 +106,15 @@ class Turns:
             return "a final chunk has sampling settings, and no other"
         if chunk.sampling and chunk.sampling.needs_history and len(chunk.history) != stop:
             return f"a history of {len(chunk.history)} tokens at position {stop}"
-        return limits.page_fault(chunk.pages)
+        return self._scoring(chunk) or limits.page_fault(chunk.pages)
+
+    def _scoring(self, chunk: Chunk) -> str:
+        scoring, stop = chunk.scoring, chunk.start + chunk.length
+        if scoring is None:
+            return ""
+        first, count = scoring.first, len(scoring.targets)
+        if not (count and chunk.start <= first and first + count <= stop):
+            return f"{count} positions from {first} are to be scored; the chunk has {chunk.start} to {stop - 1}"
+        if min(scoring.targets) < 0 or max(scoring.targets) >= self._limits.vocab:
+            return f"a target that is not among 0 to {self._limits.vocab - 1}"
+        return ""
