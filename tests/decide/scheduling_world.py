@@ -5,6 +5,7 @@ from collections import deque
 
 from edgemesh.decide.scheduling import Scheduler
 from edgemesh.decide.state import Config
+from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Finish, Layout, Plane
 from edgemesh.wire.messages import (
     Accepted,
@@ -15,6 +16,7 @@ from edgemesh.wire.messages import (
     IdlePlan,
     Place,
     Plan,
+    PromptLogprobs,
     Release,
     Submit,
     Verdict,
@@ -27,6 +29,20 @@ VOCAB = 50
 def draw(tokens: tuple[int, ...]) -> int:
     """The model: the next token is a function of all tokens before it, and of nothing else."""
     return hash(tokens) % VOCAB
+
+
+def score(tokens: tuple[int, ...], target: int, top: int) -> list[int]:
+    """A row of ``PromptLogprobs``: a function of the context, the token after it, and what was asked."""
+    return [hash((*tokens, target)) & 0x7FFFFFFF, 1, *(number for place in range(top) for number in (place, 0))]
+
+
+def scores(submit: Submit) -> list[int]:
+    """All rows of a prompt that its client must get, those that it has left out."""
+    prompt = submit.prompt.tolist()
+    if submit.prompt_logprobs < 0:
+        return []
+    ends = range(submit.scored + 1, len(prompt))
+    return [each for end in ends for each in score(tuple(prompt[:end]), prompt[end], submit.prompt_logprobs)]
 
 
 def stream(submit: Submit) -> tuple[list[int], Finish]:
@@ -81,8 +97,17 @@ class Ranks:
         if isinstance(plan, IdlePlan):
             return IdleDone(plan.group, plan.plane, plan.epoch, plan.tick)
         firsts = self.prefill(plan.prefill) if plan.prefill else ()
+        scored = tuple(self.score(chunk) for chunk in plan.prefill.chunks if chunk.scoring) if plan.prefill else ()
         slots, tokens = self.decode(plan.decode) if plan.decode else ((), ())
-        return Done(plan.group, plan.plane, plan.epoch, plan.tick, slots, tokens, firsts)
+        return Done(plan.group, plan.plane, plan.epoch, plan.tick, slots, tokens, firsts, prompt_logprobs=scored)
+
+    def score(self, chunk) -> PromptLogprobs:
+        wanted, rows = chunk.scoring, []
+        assert chunk.start <= wanted.first
+        assert wanted.first + len(wanted.targets) <= chunk.start + chunk.length
+        for position, target in enumerate(wanted.targets, wanted.first):
+            rows += score(self.read(chunk.pages, position + 1), target, wanted.top)
+        return PromptLogprobs(wanted.first, wanted.top, TokenArray.of(rows))
 
     def prefill(self, prefill) -> tuple[int, ...]:
         at, firsts = 0, []
@@ -149,6 +174,7 @@ class World:
         self.now = 0
         self.submits: dict[str, Submit] = {}
         self.got: dict[str, list[int]] = {}
+        self.scores: dict[str, list[int]] = {}
         self.ends: dict[str, Finish | Failed | str] = {}
 
     def submit(self, submit: Submit) -> None:
@@ -156,6 +182,7 @@ class World:
         for ranks in self.ranks.values():
             ranks.submits[submit.request] = submit
         self.got[submit.request] = list(submit.emitted)
+        self.scores[submit.request] = []
         self.scheduler.place(Place(0, submit), self.now)
 
     def settle(self) -> None:
@@ -179,6 +206,9 @@ class World:
         for item in (item for items in effects.items.values() for item in items):
             assert item.request not in self.ends
             assert item.index == len(self.got[item.request])
+            if item.prompt_logprobs is not None:
+                assert self.got[item.request] == list(self.submits[item.request].emitted)
+                self.scores[item.request].extend(item.prompt_logprobs.rows)
             self.got[item.request].extend(item.tokens)
             if item.finish:
                 self.ends[item.request] = item.finish

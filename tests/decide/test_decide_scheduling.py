@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_world import PAGE, VOCAB, World, draw, stream
+from scheduling_world import PAGE, VOCAB, World, draw, scores, stream
 
 from edgemesh.decide import planning
 from edgemesh.decide.results import apply
@@ -46,7 +46,7 @@ def test_every_stream_gets_exactly_its_own_tokens_and_every_page_comes_back(
     common = [rng.randrange(VOCAB) for _ in range(12)]
     cancelled = set()
     for number in range(rng.randrange(1, 14)):
-        length, output = rng.randrange(1, 18), rng.randrange(1, 14)
+        length, output = rng.randrange(1, 18), rng.randrange(14)
         prompt = [*common, *common][: rng.choice([0, length])] or [rng.randrange(VOCAB) for _ in range(length)]
         stops = tuple(rng.sample(range(VOCAB), rng.choice([0, 3])))
         sampling = Sampling(stop_token_ids=stops)
@@ -61,6 +61,7 @@ def test_every_stream_gets_exactly_its_own_tokens_and_every_page_comes_back(
                 output,
                 key=f"k{number % 3}",
                 credit=credit,
+                prompt_logprobs=rng.choice([-1, -1, 0, 2]),
             )
         )
         for _ in range(rng.randrange(4)):
@@ -88,6 +89,7 @@ def test_every_stream_gets_exactly_its_own_tokens_and_every_page_comes_back(
         else:
             assert world.got[name] == tokens
             assert end is reason
+            assert world.scores[name] == scores(submit)
     world.scheduler.check()
     state = world.scheduler.state
     assert state.pages.free == state.pages.usable

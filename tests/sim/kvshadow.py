@@ -6,6 +6,9 @@ over a context is to check that its cells chain from the start to the end. The n
 
 from dataclasses import dataclass, field
 
+from edgemesh.wire.arrays import TokenArray
+from edgemesh.wire.messages import PromptLogprobs
+
 START = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
 VOCAB = 97
@@ -25,12 +28,29 @@ def draw(state, sampling, emitted):
     return token
 
 
+def score(state, target, top):
+    """A row of the log-probabilities of ``target`` after a prefix, as ``PromptLogprobs`` lays it out."""
+    value = mix(state, target) & 0x7FFFFFFF
+    return [value, value % VOCAB + 1, *(number for place in range(top) for number in (place, value - place))]
+
+
+def scores(submit):
+    """All rows of a prompt that a client must get."""
+    state, rows = START, []
+    for token, target in zip(submit.prompt, [*submit.prompt][1:], strict=False):
+        state = mix(state, token)
+        rows += score(state, target, submit.prompt_logprobs)
+    return rows if submit.prompt_logprobs >= 0 else []
+
+
 def oracle(submit):
     """(tokens, finish) that a client must get, computed from the request alone."""
     state = START
     for token in [*submit.prompt, *submit.emitted]:
         state = mix(state, token)
     out = list(submit.emitted)
+    if not submit.max_tokens:
+        return out, "length"
     while True:
         token = draw(state, submit.sampling, len(out))
         if token in submit.sampling.stop_token_ids and len(out) >= submit.sampling.min_tokens:
@@ -105,7 +125,7 @@ class Device:
 
     def begin(self, plan, random, retries):
         """Start a step; returns its Done's fields. Cells are written now, and again when it ends."""
-        touches, firsts, slots, tokens = [], [], [], []
+        touches, firsts, slots, tokens, scored = [], [], [], [], []
         if plan.prefill is not None:
             at = 0
             for chunk in plan.prefill.chunks:
@@ -113,6 +133,8 @@ class Device:
                 at += chunk.length
                 touch = Touch(chunk.request, chunk.pages, chunk.start, ids)
                 state = self.run(touch, touches)
+                if chunk.scoring is not None:
+                    scored.append(self.score(chunk))
                 if chunk.final:
                     failed = random.random() < retries
                     firsts.append(-1 if failed else draw(state, chunk.sampling, chunk.emitted))
@@ -130,7 +152,16 @@ class Device:
                     row.token, row.position, row.emitted = token, row.position + 1, row.emitted + 1
         count = sum(len(touch.tokens) for touch in touches)
         self.running[plan.plane] = touches
-        return {"firsts": tuple(firsts), "slots": tuple(slots), "tokens": tuple(tokens)}, count
+        drawn = {"firsts": tuple(firsts), "slots": tuple(slots), "tokens": tuple(tokens)}
+        return drawn | {"prompt_logprobs": tuple(scored)}, count
+
+    def score(self, chunk):
+        wanted, stop, rows = chunk.scoring, chunk.start + chunk.length, []
+        end = wanted.first + len(wanted.targets)
+        assert chunk.start <= wanted.first < end <= stop, f"positions {wanted.first} to {end} of {chunk}"
+        for position, target in enumerate(wanted.targets, wanted.first):
+            rows += score(self.slab.cells[self.slab.at(chunk.pages, position)][1], target, wanted.top)
+        return PromptLogprobs(wanted.first, wanted.top, TokenArray.of(rows))
 
     def delta(self, decode):
         for slot in decode.leaves:

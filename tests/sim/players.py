@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from kvshadow import VOCAB
+from kvshadow import VOCAB, scores
 
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.catalogue import LinkKind
@@ -42,6 +42,8 @@ class Stream:
     slow: bool = False
     group: int | None = None
     tokens: list = field(default_factory=list)
+    scores: list = field(default_factory=list)
+    scored: int = 0
     end: str = ""
     ended_ns: int = 0
     first_ns: int = 0
@@ -192,6 +194,14 @@ class SimGateway:
                 for item in message.items:
                     self.take(item, message.group)
 
+    def score(self, stream, found):
+        name = f"stream {stream.submit.request}"
+        self.sim.expect(not stream.tokens, f"{name}: log-probabilities of its prompt after its first token")
+        self.sim.expect(found.start == stream.scored, f"{name}: position {found.start} after {stream.scored} positions")
+        self.sim.expect(found.top == stream.submit.prompt_logprobs, f"{name}: {found.top} alternatives")
+        stream.scored += found.count
+        stream.scores.extend(found.rows)
+
     def take(self, item, group):
         stream = self.streams[item.request]
         if stream.end == "cancelled":
@@ -202,7 +212,12 @@ class SimGateway:
         self.sim.expect(
             item.index == len(stream.tokens), f"{name}: index {item.index} after {len(stream.tokens)} tokens"
         )
+        if item.prompt_logprobs is not None:
+            self.score(stream, item.prompt_logprobs)
         stream.tokens.extend(item.tokens)
+        if item.tokens or item.finish is Finish.LENGTH:
+            right = scores(stream.submit)
+            self.sim.expect(stream.scores == right, f"{name}: its prompt is scored {stream.scores}, {right} is right")
         self.sim.expect(
             len(stream.tokens) <= stream.credit, f"{name}: {len(stream.tokens)} tokens, credit {stream.credit}"
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from kvshadow import VOCAB, Device, Slab, oracle
+from msgspec import structs
 from players import MS, SimGateway, SimRank, SimSupervisor, Stream
 
 from edgemesh.actors.barrier import BarrierActor
@@ -54,6 +55,8 @@ class World:
     retries: float = 0.0
     slow_clients: float = 0.0
     stops: float = 0.3
+    scored: float = 0.3
+    prompts_alone: float = 0.1
     repeats: float = 0.05
     delay_ms: float = 0.1
     step_ms: float = 1.0
@@ -190,6 +193,8 @@ class Simulation:
         sampling = Sampling(
             seed=random.randrange(4), stop_token_ids=stops, min_tokens=random.randrange(6), repetition_penalty=1.0
         )
+        own = Random(self.seed * 1009 + number)
+        prompt_logprobs = own.randrange(4) if own.random() < world.scored else -1
         slow = random.random() < world.slow_clients
         credit = random.randrange(1, 4) if slow else 1 << 20
         submit = Submit(
@@ -204,7 +209,10 @@ class Simulation:
             pin=random.choice([None, None, None, random.choice(self.mesh.groups)]),
             credit=credit,
             priority=random.choice([0, 0, -2, 3]),
+            prompt_logprobs=prompt_logprobs,
         )
+        if own.random() < world.prompts_alone:
+            submit = structs.replace(submit, max_tokens=0)
         abort = int(random.expovariate(1 / (20 * MS))) if random.random() < world.aborts else None
         at = int(random.random() * world.spread_ms * MS)
         return Stream(submit, at, abort, slow, credit=credit)

@@ -5,7 +5,7 @@ from simulation import Simulation, SimulationError
 from worlds import world
 
 from edgemesh.actors.barrier import BarrierActor
-from edgemesh.decide import barrier, results
+from edgemesh.decide import admission, barrier, results, scoring
 from edgemesh.decide.pages import Pages
 from edgemesh.decide.prefix import Prefix
 from edgemesh.decide.state import GroupState
@@ -56,6 +56,21 @@ def test_a_failed_draw_that_shares_its_last_position(monkeypatch):
         return [ask(f"r{each}", 1 + each % 20, 4, at_ms=each / 9) for each in range(60)]
 
     assert "are shared by steps" in found(alike, page_tokens=1, pages=200, retries=0.6)
+
+
+def test_a_cached_prefix_that_covers_positions_which_are_still_to_be_scored(monkeypatch):
+    monkeypatch.setattr(admission, "reach", lambda _sequence: None)
+    assert "after 0 positions" in found(scored=1.0)
+
+
+def test_log_probabilities_that_are_sent_again_after_a_preemption(monkeypatch):
+    monkeypatch.setattr(scoring, "_send", send_from_the_start)
+    assert "positions" in found(scored=1.0, pages=24)
+
+
+def send_from_the_start(state, sequence, found):
+    sequence.scored = 0
+    state.emit(sequence, sequence.out, (), prompt_logprobs=found)
 
 
 def test_a_verdict_that_differs_between_groups(monkeypatch):
