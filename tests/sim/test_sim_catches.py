@@ -65,12 +65,12 @@ def test_a_cached_prefix_that_covers_positions_which_are_still_to_be_scored(monk
 
 def test_log_probabilities_that_are_sent_again_after_a_preemption(monkeypatch):
     monkeypatch.setattr(scoring, "_send", send_from_the_start)
-    assert "positions" in found(scored=1.0, pages=24)
+    assert "log-probabilities of its prompt after its first token" in found(scored=1.0, pages=24)
 
 
 def send_from_the_start(state, sequence, found):
     sequence.scored = 0
-    state.emit(sequence, sequence.out, (), prompt_logprobs=found)
+    state.emit_scores(sequence, found)
 
 
 def test_a_verdict_that_differs_between_groups(monkeypatch):
