@@ -254,7 +254,7 @@ async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Report
         actor = GatewayActor(mesh, arguments.name, arguments.epoch, links, url)
         reporter.follow(actor.marks)
         config = uvicorn.Config(
-            Application(actor.service),
+            Application(actor.service, mesh.topology.gateway.allowed_origins),
             http=BoundedProtocol,
             ws="none",
             lifespan="off",

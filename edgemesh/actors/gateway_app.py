@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from edgemesh import __version__
+from edgemesh.actors.gateway_cors import Origins
 from edgemesh.actors.gateway_http import ClientGoneError, ErrorForm, credentials, openai_body, refuse, respond
 from edgemesh.actors.gateway_metrics import CONTENT_TYPE
 from edgemesh.actors.gateway_service import Model, Service
+from edgemesh.api.absent import absent
 from edgemesh.api.check import check_detokenize, check_model, check_tokenize
 from edgemesh.api.errors import ApiError
 from edgemesh.api.openai import DetokenizeRequest, TokenizeRequest
@@ -60,8 +62,9 @@ class Endpoint:
 class Application:
     """The whole HTTP side of a gateway: the routes, with nothing in between that each event would pass through."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, allowed_origins: Collection[str] = ()) -> None:
         pages = Pages(service)
+        self._origins = Origins(allowed_origins)
         handlers: dict[str, Handler] = {
             "chat": service.chat,
             "completions": service.completion,
@@ -70,6 +73,8 @@ class Application:
             "tokenize": pages.tokenize,
             "detokenize": pages.detokenize,
             "health": pages.health,
+            "ping": pages.health,
+            "load": pages.load,
             "version": pages.version,
             "metrics": pages.metrics,
             "openapi": pages.openapi,
@@ -84,10 +89,34 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         scope["app"] = self  # with it, the router raises what would else be a plain text
+        if scope["path"] != "/":
+            scope["path"] = scope["path"].rstrip("/")
+        if self._origins:
+            send = self._origins.answering(scope, send)
         try:
-            await self._router(scope, receive, send)
+            if scope["method"] == "OPTIONS":
+                await self._options(scope, send)
+            else:
+                await self._router(scope, receive, send)
         except HTTPException as error:
             await refuse(send, _no_route(scope, error))
+
+    async def _options(self, scope: Scope, send: Send) -> None:
+        """What may be done with a path, and by the scripts of which pages."""
+        methods: set[str] = set()
+        for method in ("GET", "HEAD", "POST"):
+            asked = {**scope, "method": method}
+            if any(route.matches(asked)[0] is Match.FULL for route in self._router.routes):
+                methods.add(method)
+        try:
+            if not methods:
+                raise absent(scope["method"], scope["path"][:MAX_NAMED])
+            headers = self._origins.options(scope, methods)
+        except ApiError as error:
+            await refuse(send, error)
+            return
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body"})
 
 
 class Pages:
@@ -163,6 +192,11 @@ class Pages:
         answer = Healthy(status="ok" if well else "unavailable", reason="" if well else service.reason)
         await respond(send, 200 if well else 503, msgspec.json.encode(answer))
 
+    async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/load``: what is open in this gateway and in those that share its port."""
+        del scope, receive
+        await respond(send, 200, msgspec.json.encode(self._service.metrics.load()))
+
     async def version(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/version``."""
         del scope, receive
@@ -195,5 +229,4 @@ def _no_route(scope: Scope, error: HTTPException) -> ApiError:
     if error.status_code == 405:
         message = f"{where} is not allowed; this path takes {(error.headers or {}).get('Allow', 'another method')}"
         return ApiError(405, message, code="method_not_allowed")
-    message = f"there is nothing at {where}"
-    return ApiError(error.status_code, message, kind="not_found_error", code="not_found")
+    return absent(scope["method"], scope["path"][:MAX_NAMED])

@@ -57,8 +57,9 @@ class Bodies:
     async def read(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
         """A whole body, which counts as held until the end of the block.
 
-        Raises ``ApiError`` (408, 413, 429) and ``ClientGoneError``.
+        Raises ``ApiError`` (408, 413, 415, 429) and ``ClientGoneError``.
         """
+        _check_type(scope)
         stated = header(scope, b"content-length")
         if stated.isdigit() and int(stated[:20]) > self._most:
             raise self._too_large()
@@ -97,6 +98,26 @@ class Bodies:
         return ApiError(413, message, code="body_too_large")
 
 
+def _check_type(scope: Scope) -> None:
+    """Raise ``ApiError`` (415) for a body that says it is no JSON; one that says nothing is taken for JSON.
+
+    A web page's script may send other types to any server without asking; it must not reach this one by them.
+    """
+    kind = header(scope, b"content-type").decode("latin-1").lower()
+    media, *parameters = (each.strip() for each in kind.split(";"))
+    charsets = [each.removeprefix("charset=").strip('"') for each in parameters if each.startswith("charset=")]
+    message = ""
+    if media not in {"", "application/json"}:
+        message = f"`Content-Type` is `{media[:64]}`; bodies are `application/json`"
+    elif not {"utf-8", "utf8", "us-ascii"}.issuperset(charsets):
+        message = f"`Content-Type` has the charset `{charsets[0][:64]}`; bodies are UTF-8"
+    coding = header(scope, b"content-encoding").decode("latin-1").strip().lower()
+    if coding not in {"", "identity"}:
+        message = f"`Content-Encoding` is `{coding[:64]}`; bodies are not compressed"
+    if message:
+        raise ApiError(415, message, code="unsupported_media_type")
+
+
 async def respond(send: Send, status: int, body: bytes, kind: bytes = JSON, headers: tuple[bytes, ...] = ()) -> None:
     """A whole answer; ``headers`` are names and values in turn."""
     pairs = list(zip(headers[::2], headers[1::2], strict=True))
@@ -112,7 +133,7 @@ async def refuse(send: Send, error: ApiError, form: ErrorForm = openai_body) -> 
         headers = (*headers, b"retry-after", b"%d" % error.retry_after_s)
     if error.status == 401:
         headers = (*headers, b"www-authenticate", b"Bearer")
-    if error.status in {408, 413}:
+    if error.status in {408, 413, 415}:
         # The rest of the body is not read, so the connection cannot carry another request.
         headers = (*headers, b"connection", b"close")
     await respond(send, error.status, form(error), headers=headers)

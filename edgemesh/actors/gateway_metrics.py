@@ -7,12 +7,15 @@ share a port, each leaves its text in a directory every second, so that whicheve
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from edgemesh.api.replies import GatewayLoad, Load
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 SHARE_S: Final = 1.0
@@ -90,6 +93,21 @@ class Metrics:
             return own
         paths = sorted(self._shared.glob(f"*{SUFFIX}"))
         return merge([own, *(path.read_bytes() for path in paths if path.stem != self._gateway)])
+
+    def load(self) -> Load:
+        """What every gateway is answering; of others, what they left last."""
+        found: dict[str, dict[str, int]] = {}
+        for line in self.text().decode().splitlines():
+            if match := _OPEN.fullmatch(line):
+                found.setdefault(match["gateway"], {})[match["name"]] = int(float(match["value"]))
+        gateways = [
+            GatewayLoad(gateway=name, open_requests=each.get("requests", 0), open_streams=each.get("streams", 0))
+            for name, each in sorted(found.items())
+        ]
+        return Load(server_load=sum(each.open_requests for each in gateways), gateways=gateways)
+
+
+_OPEN: Final = re.compile(r'edgemesh_open_(?P<name>requests|streams)\{gateway="(?P<gateway>[^"]*)"\} (?P<value>\S+)')
 
 
 def merge(texts: Iterable[bytes]) -> bytes:

@@ -24,6 +24,7 @@ FAILURES: Final = {
     401: "An API key is needed, or this one is not known.",
     404: "There is no such model.",
     408: "The body was not complete in time.",
+    415: "The body is no JSON, by its `Content-Type`.",
     413: "The body is larger than this server takes.",
     422: "The model's chat template refuses this conversation.",
     429: "Too much is waiting already; come again after `Retry-After`.",

@@ -183,6 +183,21 @@ class Healthy(Reply, frozen=True):
     reason: str
 
 
+class GatewayLoad(Reply, frozen=True):
+    """What one gateway process is answering."""
+
+    gateway: str
+    open_requests: int
+    open_streams: int
+
+
+class Load(Reply, frozen=True):
+    """The answer of ``/load``; ``server_load`` is how many requests are open in all gateways."""
+
+    server_load: int
+    gateways: list[GatewayLoad]
+
+
 class Version(Reply, frozen=True):
     """The answer of ``/version``."""
 

@@ -17,6 +17,7 @@ from edgemesh.api.replies import (
     Completion,
     Detokenized,
     Healthy,
+    Load,
     ModelCard,
     ModelList,
     Tokenized,
@@ -25,8 +26,8 @@ from edgemesh.api.replies import (
 
 Kind = type[msgspec.Struct]
 
-READ: Final = (400, 408, 413, 429)
-"""How any body may be refused: its content, its pace, its size, too many at once."""
+READ: Final = (400, 408, 413, 415, 429)
+"""How any body may be refused: its content, its pace, its size, its type, too many at once."""
 
 GENERATE: Final = (*READ, 404, 422, 503)
 """How a request that generates may be refused, too: no such model, the template, not now."""
@@ -112,6 +113,15 @@ ROUTES: Final = (
         unwell=Healthy,
         keyed=False,
     ),
+    Operation(
+        path="/ping",
+        name="ping",
+        summary="The same as /health, where hosting services look for it",
+        answer=Healthy,
+        unwell=Healthy,
+        keyed=False,
+    ),
+    Operation(path="/load", name="load", summary="How much every gateway is answering", answer=Load, keyed=False),
     Operation(path="/version", name="version", summary="The server's version", answer=Version, keyed=False),
     Operation(
         path="/metrics",

@@ -246,6 +246,13 @@ class Gateway(Section, frozen=True):
     api_keys_file: Annotated[
         str, Meta(max_length=4096, description="File with one API key a line. Empty: no key is asked for.")
     ] = ""
+    allowed_origins: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"\A(\*|[a-z][a-z0-9+.-]{0,30}://[^/\s,]{1,253})\Z")], ...],
+        Meta(
+            max_length=64,
+            description="Origins (https://host[:port], or * for all) whose pages' scripts may call. Empty: none.",
+        ),
+    ] = ()
     max_body_bytes: Annotated[
         int, Meta(ge=1024, le=1 << 30, description="Largest request body; beyond it clients get 413.")
     ] = 16 << 20
