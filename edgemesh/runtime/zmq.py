@@ -142,6 +142,8 @@ class ZmqPort:
         self._curve = Curve(mesh, mesh.actor(name).host, self.context)
         self._sockets: list[Socket] = []
         self._out: dict[tuple[LinkKind, str], tuple[Permit, Channel]] = {}
+        self._encoded: Message | None = None
+        self._frames: list[Buffer] = []
         try:
             self.channels = tuple(self._open(mesh, only))
         except BaseException:
@@ -165,7 +167,10 @@ class ZmqPort:
         except LinkRefused as error:
             self.trace.event("link.refused", kind=kind, message_type=type(message).__name__, error=str(error))
             raise
-        end[1].transmit(encode(message), to)
+        if message is not self._encoded:
+            # A plan goes to every rank of the group and a release to every group of the set: frozen, so one encoding serves.
+            self._encoded, self._frames = message, encode(message)
+        end[1].transmit(self._frames, to)
 
     def channel(self, kind: LinkKind, to: str) -> Channel:
         """The socket on which a kind of message leaves for an actor; raises ``KeyError`` where there is no such link."""
