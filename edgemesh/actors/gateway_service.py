@@ -33,8 +33,8 @@ from edgemesh.api.text import ModelText
 from edgemesh.api.words import bad_words
 from edgemesh.runtime.clock import monotonic_ns, wall_ns
 
-INLINE_CHARS: Final = 4096
-"""Longer texts are tokenised in a worker thread: the tokenizer lets go of the interpreter's lock."""
+INLINE_CHARS: Final = 512
+"""Longer texts are tokenised in a worker thread: the tokenizer lets go of the interpreter's lock, and the way there takes as long as so many characters do."""
 
 TURN_CHARS: Final = 64
 """What rendering one turn costs beside its text, in characters."""

@@ -29,7 +29,7 @@ def served(command: str, model: str, log: Path) -> Iterator[str]:
         process = subprocess.Popen(words, stdout=out, stderr=out, env=environment, start_new_session=True)  # noqa: S603 - named by the user
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait(process, url, log)
+        wait_healthy(process, url, log)
         yield url
     finally:
         process.send_signal(signal.SIGTERM)
@@ -40,7 +40,8 @@ def served(command: str, model: str, log: Path) -> Iterator[str]:
             process.wait(10)
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    """Until the server answers ``/health``. Raises ``RuntimeError`` with the end of its log if it ends first or is late."""
     due = time.monotonic() + START_S
     while time.monotonic() < due and process.poll() is None:
         connection = http.client.HTTPConnection("127.0.0.1", int(url.rpartition(":")[2]), timeout=5)
@@ -52,5 +53,5 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
             time.sleep(0.2)
         finally:
             connection.close()
-    message = f"the peer did not start:\n{log.read_text(errors='replace')[-4000:]}"
+    message = f"the server did not start:\n{log.read_text(errors='replace')[-4000:]}"
     raise RuntimeError(message)

@@ -20,6 +20,7 @@ from edgemesh.bench.client import target
 from edgemesh.bench.launch import Launched
 from edgemesh.bench.load import Load, drive
 from edgemesh.bench.statistics import Summary, summarise
+from edgemesh.cli import bench_gateway
 from edgemesh.engine.locate import locate
 
 MODEL: Final = "smollm2-135m"
@@ -179,6 +180,12 @@ def null_engine(settings: Settings, say: Say) -> Iterator[Row]:
     del settings
 
 
+def gateway(settings: Settings, say: Say) -> Iterator[Row]:
+    """One gateway process on one core beside a bare uvicorn that streams the same bytes."""
+    for what, found in bench_gateway.measure(settings.rounds, say):
+        yield Row(f"gateway, {bench_gateway.STREAMS} streams, 32 in, 256 out", what, found)
+
+
 def footprint(settings: Settings, say: Say) -> Iterator[Row]:
     """From `edgemesh start` to the first token, and what each actor holds in memory."""
     for shape, split in (("tp1", False), ("tp2-dp2", True)):
@@ -202,6 +209,7 @@ SECTIONS: Final[Mapping[str, Callable[[Settings, Say], Iterator[Row]]]] = {
     "ranks": over_ranks,
     "peer": against_peer,
     "null": null_engine,
+    "gateway": gateway,
     "footprint": footprint,
 }
 
@@ -225,8 +233,16 @@ def _cell(name: str, same: list[dict[str, float]]) -> str:
     values = [figures[name] for figures in same if name in figures]
     if not values:
         return ""
-    mean = f"{sum(values) / len(values):.1f}"
-    return f"{mean} ({min(values):.1f}-{max(values):.1f})" if len(values) > 1 and min(values) < max(values) else mean
+    mean = _digits(sum(values) / len(values))
+    return (
+        f"{mean} ({_digits(min(values))}-{_digits(max(values))})"
+        if len(values) > 1 and min(values) < max(values)
+        else mean
+    )
+
+
+def _digits(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def _both(section: str, name: str, url: str, model: str, settings: Settings, turn: int) -> Iterator[Row]:

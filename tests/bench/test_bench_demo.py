@@ -15,14 +15,14 @@ def test_repeated_rows_show_their_mean_and_spread_and_sections_stand_apart():
         "",
         "| | tok/s | ms |",
         "|---|---:|---:|",
-        "| tp1 | 15.0 (10.0-20.0) | 1.0 |",
-        "| tp2 | 7.0 |  |",
+        "| tp1 | 15.0 (10.0-20.0) | 1.00 |",
+        "| tp2 | 7.00 |  |",
         "",
         "**memory**",
         "",
         "| | MiB |",
         "|---|---:|",
-        "| vault-0 | 3.2 |",
+        "| vault-0 | 3.25 |",
     ]
 
 
