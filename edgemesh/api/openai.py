@@ -183,6 +183,7 @@ class CompletionRequest(Request, frozen=True, kw_only=True):
 
     suffix: Any = None
     prompt_embeds: Any = None
+    thinking_token_budget: Any = None
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -233,7 +234,12 @@ _NEUTRAL: Final[Neutral] = {
     "guided_grammar": ((), "null"),
 }
 NEUTRAL: Final[dict[str, Neutral]] = {
-    "CompletionRequest": {**_NEUTRAL, "suffix": (("",), "an empty string"), "prompt_embeds": ((), "null")},
+    "CompletionRequest": {
+        **_NEUTRAL,
+        "suffix": (("",), "an empty string"),
+        "prompt_embeds": ((), "null"),
+        "thinking_token_budget": ((-1,), "-1"),
+    },
     "ChatRequest": {
         **_NEUTRAL,
         "functions": (([],), "an empty list"),

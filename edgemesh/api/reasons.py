@@ -18,6 +18,7 @@ WHY: Final[dict[str, str]] = {
     "routed_experts_prompt_start": "models here are dense",
     "return_token_offsets": "prompts are not rendered alone; `logprobs` have `text_offset`",
     "return_mm_kwargs": "only text is served",
+    "thinking_token_budget": "only a chat has reasoning apart from its answer",
     "guided_decoding_backend": "there is one, for every constraint",
     "guided_whitespace_pattern": "the grammar's own rule for blanks is fixed",
     "prompt_embeds": "prompts are texts or token ids",

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from edgemesh.api.openapi import openapi_schemas
+from edgemesh.api.parameters import FILE, parameter_files
 from edgemesh.cli.files import write_files
 
 app = typer.Typer(help="Describe the HTTP API.", no_args_is_help=True)
@@ -24,5 +25,17 @@ def openapi(
     files = openapi_schemas()
     if write is None:
         typer.echo(files["openapi.json"].decode(), nl=False)
+    else:
+        write_files(write, files)
+
+
+@app.command()
+def parameters(
+    write: Annotated[Path | None, typer.Option(help=f"Write it as {FILE} into a directory.")] = None,
+) -> None:
+    """Print the table of parameters: what is served, within which bounds, and what is refused and why."""
+    files = parameter_files()
+    if write is None:
+        typer.echo(files[FILE].decode(), nl=False)
     else:
         write_files(write, files)

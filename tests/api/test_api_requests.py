@@ -146,6 +146,7 @@ ONLY = {
         "best_of": [0, 129, "x"],
         "suffix": ["x", 5],
         "prompt_embeds": ["x", []],
+        "thinking_token_budget": [0, 100],
     },
 }
 ILLEGAL = [(kind, param, value) for kind in KINDS for param, values in (BOTH | ONLY[kind]).items() for value in values]
