@@ -13,21 +13,7 @@ from edgemesh.engine.layout import Split, local
 from edgemesh.engine.matmul import gated_mlp, linear, logits
 from edgemesh.engine.shape import ModelShape
 from edgemesh.engine.streams import Stream
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer's tensors; ``head_norm`` is q's and k's RMS norm for each local head, side by side."""
-
-    input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    head_norm: Tensor | None
-    o: Tensor
-    o_bias: Tensor | None
-    post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+from edgemesh.engine.tensors import Embedding, LayerTensors, layer_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +40,19 @@ class Network:
         self._eps = shape.norm_eps
         self._head_dim = shape.head_dim
         self._attention = attention
-        self._alone = split.attn_tp == 1
-        self._embed = tensors["embed"]
+        self._embedding = Embedding(tensors["embed"], self.sizes, alone=split.attn_tp == 1)
         self._norm = tensors["norm"]
         self._lm_head = tensors["lm_head"][: self.sizes.vocab_count]
-        self._layers = [self._layer(tensors, f"layers.{layer}") for layer in range(shape.layers)]
-        self._rotary = Rotary(shape, max_positions, self._embed.device, self._embed.dtype)
+        self._layers = [layer_tensors(tensors, number) for number in range(shape.layers)]
+        self._head_norms = [self._head_norm(layer) for layer in self._layers]
+        self._rotary = Rotary(shape, max_positions, self._norm.device, self._norm.dtype)
 
-    def _layer(self, tensors: Mapping[str, Tensor], name: str) -> LayerWeights:
-        q_norm = tensors.get(f"{name}.q_norm")
-        head_norm = None
-        if q_norm is not None:
-            k_norm = tensors[f"{name}.k_norm"]
-            head_norm = torch.cat((q_norm.repeat(self.sizes.q_local, 1), k_norm.repeat(self.sizes.kv_local, 1)))
-        return LayerWeights(
-            tensors[f"{name}.input_norm"],
-            tensors[f"{name}.qkv"],
-            tensors.get(f"{name}.qkv_bias"),
-            head_norm,
-            tensors[f"{name}.o"],
-            tensors.get(f"{name}.o_bias"),
-            tensors[f"{name}.post_norm"],
-            tensors[f"{name}.gate_up"],
-            tensors[f"{name}.down"],
-        )
+    def _head_norm(self, layer: LayerTensors) -> Tensor | None:
+        """Q's and k's RMS norm for each local head, side by side."""
+        if layer.norms is None:
+            return None
+        q_norm, k_norm = layer.norms
+        return torch.cat((q_norm.repeat(self.sizes.q_local, 1), k_norm.repeat(self.sizes.kv_local, 1)))
 
     def forward(self, step: Step) -> Tensor:
         """``[wanted, hidden]``, normed, the same on every rank of the group."""
@@ -85,7 +60,7 @@ class Network:
         tables = self._rotary.tables(step.positions)
         if step.attention.real:
             self._attention.begin(step.attention)
-        x = stream.enter(self._embedding(step.tokens))
+        x = stream.enter(self._embedding.rows(step.tokens))
         for number, layer in enumerate(self._layers):
             rows = stream.to_attention(rms_norm(x, layer.input_norm, self._eps))
             attended = self._attend(number, layer, rows, tables, step.attention.real)
@@ -98,16 +73,8 @@ class Network:
         """``[rows, vocab_count]``: this rank's part of the vocabulary, without its padding."""
         return logits(hidden, self._lm_head)
 
-    def _embedding(self, tokens: Tensor) -> Tensor:
-        """``[rows, hidden]``: zeros for tokens of other ranks."""
-        if self._alone:
-            return self._embed.index_select(0, tokens)
-        at = tokens - self.sizes.vocab_start
-        here = (at >= 0) & (at < self.sizes.vocab_count)
-        return self._embed.index_select(0, at * here) * here[:, None]
-
     def _attend(
-        self, number: int, layer: LayerWeights, rows: Tensor, tables: tuple[Tensor, Tensor], real: int
+        self, number: int, layer: LayerTensors, rows: Tensor, tables: tuple[Tensor, Tensor], real: int
     ) -> Tensor:
         """A part of the attention's output for every row of the group; padding rows are zero."""
         sizes, head_dim = self.sizes, self._head_dim
@@ -116,8 +83,9 @@ class Network:
             return rows.new_zeros(rows.shape)
         qkv = linear(rows, layer.qkv, layer.qkv_bias).view(len(rows), -1, head_dim)
         qk, v = qkv[:, :heads], qkv[:, heads:]
-        if layer.head_norm is not None:
-            qk = rms_norm(qk, None, self._eps).mul_(layer.head_norm)
+        head_norm = self._head_norms[number]
+        if head_norm is not None:
+            qk = rms_norm(qk, None, self._eps).mul_(head_norm)
         qk = self._rotary.turn(qk, tables)
         q, k = qk[:real, : sizes.q_local], qk[:real, sizes.q_local :]
         attended = self._attention.attend(number, q, k, v[:real])
