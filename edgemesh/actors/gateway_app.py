@@ -99,7 +99,8 @@ class Application:
             else:
                 await self._router(scope, receive, send)
         except HTTPException as error:
-            await refuse(send, _no_route(scope, error))
+            allow = (error.headers or {}).get("Allow", "")
+            await refuse(send, _no_route(scope, error), headers=(b"allow", allow.encode()) if allow else ())
 
     async def _options(self, scope: Scope, send: Send) -> None:
         """What may be done with a path, and by the scripts of which pages."""

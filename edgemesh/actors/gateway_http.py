@@ -126,9 +126,8 @@ async def respond(send: Send, status: int, body: bytes, kind: bytes = JSON, head
     await send({"type": "http.response.body", "body": body})
 
 
-async def refuse(send: Send, error: ApiError, form: ErrorForm = openai_body) -> None:
+async def refuse(send: Send, error: ApiError, form: ErrorForm = openai_body, headers: tuple[bytes, ...] = ()) -> None:
     """An error's answer; ``form`` makes its body."""
-    headers: tuple[bytes, ...] = ()
     if error.retry_after_s:
         headers = (*headers, b"retry-after", b"%d" % error.retry_after_s)
     if error.status == 401:

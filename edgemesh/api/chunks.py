@@ -36,9 +36,9 @@ class ChatCompletionChunk(Reply, frozen=True):
     created: int
     model: str
     system_fingerprint: str | None
-    service_tier: str | None
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    service_tier: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -62,6 +62,5 @@ class CompletionChunk(Reply, frozen=True):
     created: int
     model: str
     system_fingerprint: str | None
-    service_tier: str | None
     choices: list[CompletionChunkChoice]
     usage: Usage | UnsetType | None = UNSET

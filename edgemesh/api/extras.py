@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from edgemesh.api.forms import Part
 from edgemesh.api.limits import Limits
@@ -34,7 +35,7 @@ class Extras(msgspec.Struct, frozen=True, gc=False):
     best: int = 0
     scored: bool = False
     quiet_stops: tuple[int, ...] = ()
-    service_tier: str | None = None
+    service_tier: str | UnsetType = UNSET
 
 
 def extras_of(request: Request, limits: Limits) -> Extras:
@@ -51,7 +52,7 @@ def extras_of(request: Request, limits: Limits) -> Extras:
         best=(request.n or 1) if best else 0,
         scored=scored,
         quiet_stops=() if request.ignore_eos else limits.eos_token_ids,
-        service_tier="default" if isinstance(request, ChatRequest) and request.service_tier is not None else None,
+        service_tier="default" if isinstance(request, ChatRequest) and request.service_tier is not None else UNSET,
     )
 
 
@@ -96,5 +97,4 @@ def with_prompt(first: bytes, tokens: Sequence[int], *, chat: bool) -> bytes:
 
 def _into_choice(events: bytes, added: bytes) -> bytes:
     before, mark, after = events.rpartition(_FINISH)
-    reason, brace, rest = after.partition(b"}")
-    return before + mark + reason + added + brace + rest
+    return before + added[1:] + b"," + mark + after

@@ -1,20 +1,14 @@
-"""The HTTP API as an OpenAPI 3.1 document, written from the routes and from the types of their bodies.
-
-What JSON Schema cannot say of a type, or what msgspec does not, is added here: parameters that are accepted only with
-values that ask for nothing, and fields of an answer that are always there.
-"""
+"""The HTTP API as an OpenAPI 3.1 document, written from the routes and from the types of their bodies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from edgemesh import __version__
-from edgemesh.api.openai import NEUTRAL, Neutral
-from edgemesh.api.replies import Reply
+from edgemesh.api.refine import PRINTABLE, refine
 from edgemesh.api.routes import ROUTES, Operation
 from edgemesh.wire.schema import Schema, render
 
@@ -32,20 +26,15 @@ FAILURES: Final = {
     503: "The mesh does not serve now; come again after `Retry-After`.",
 }
 RETRIED: Final = frozenset({429, 503})
-STREAM: Final = (
-    "One of the server-sent events that answer a request with `stream`: true. Where the form has a last event `[DONE]`,"
-    " that one is no JSON; a failure after the first event is an event, too."
-)
+STREAM: Final = "One of the server-sent events that answer a request with `stream`: true; a failure after the first is an event, too."
 REQUEST_ID: Final = {
     "name": "X-Request-Id",
     "in": "header",
     "description": "The client's own name for its request; it comes back in the answer's headers and in traces.",
-    "schema": {"type": "string", "maxLength": 128, "pattern": "^[ -~]*$"},
+    "schema": {"type": "string", "maxLength": 128, "pattern": PRINTABLE},
 }
 BEARER: Final = {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key, where keys are set."}}
 NO_KEY: Final[Schema] = {}
-TOKEN_NUMBER: Final = {"pattern": "^(0|[1-9][0-9]{0,9})$"}
-"""What msgspec leaves out: keys that are numbers."""
 
 
 def document(*, keyed: bool | None = None) -> Schema:
@@ -123,7 +112,8 @@ def _json(kind: type[msgspec.Struct]) -> Schema:
 
 def _event(route: Operation) -> Schema:
     kinds = [{"$ref": REFERENCE.format(name=kind.__name__)} for kind in (*route.events, route.error)]
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
+    chunk = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
+    data = {"anyOf": [{"const": "[DONE]"}, chunk]} if route.done else chunk
     return {
         "description": STREAM,
         "type": "object",
@@ -136,34 +126,10 @@ def _components() -> Schema:
     """The schema of every body, and of every part of one."""
     bodies = {kind.__name__: kind for route in ROUTES for kind in _bodies(route)}
     _, parts = msgspec.json.schema_components(bodies.values(), ref_template=REFERENCE)
-    for name, fields in NEUTRAL.items():
-        if name in parts:
-            _narrow(parts[name]["properties"], fields)
-    for kind in _descendants(Reply):
-        if kind.__name__ in parts and not kind.__struct_config__.omit_defaults:
-            always = [field.encode_name for field in msgspec.structs.fields(kind) if field.default is not msgspec.UNSET]
-            parts[kind.__name__]["required"] = always
-    for part in parts.values():
-        for option in part.get("properties", {}).get("logit_bias", {}).get("anyOf", ()):
-            if option["type"] == "object":
-                option["propertyNames"] = TOKEN_NUMBER
+    refine(parts)
     return parts
 
 
 def _bodies(route: Operation) -> list[type[msgspec.Struct]]:
     kinds = (route.body, route.answer, route.error, route.unwell, *route.events)
     return [kind for kind in kinds if kind is not None and not isinstance(kind, str)]
-
-
-def _narrow(properties: Schema, fields: Neutral) -> None:
-    """Say of parameters that nothing acts on which values they may have all the same."""
-    for name, (values, allowed) in fields.items():
-        distinct: list[Any] = [None]
-        distinct += [value for at, value in enumerate(values) if value not in values[:at]]
-        properties[name] = {"enum": distinct, "default": None, "description": f"Not supported: null, or {allowed}."}
-
-
-def _descendants(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
-    for each in kind.__subclasses__():
-        yield each
-        yield from _descendants(each)

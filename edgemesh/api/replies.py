@@ -115,7 +115,7 @@ class ChatCompletion(Reply, frozen=True):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | None = None
-    service_tier: str | None = None
+    service_tier: str | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 

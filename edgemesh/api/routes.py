@@ -53,6 +53,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Kind, ...] = ()
     """What an event of its stream may hold, where it can stream."""
 
+    done: bool = True
+    """Whether a last event ``[DONE]`` ends its stream."""
+
     failures: tuple[int, ...] = ()
     """Statuses of ``error`` beside those that any route can have (401 where it asks for a key, and 500)."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from edgemesh.api.errors import ApiError
 from edgemesh.api.replies import ChatLogprobs, CompletionLogprobs, Usage
@@ -82,7 +83,7 @@ class Head(msgspec.Struct, frozen=True):
     created: int
     model: str
     system_fingerprint: str | None = None
-    service_tier: str | None = None
+    service_tier: str | UnsetType = UNSET
 
     def json(self) -> bytes:
         """The beginning of a chunk's JSON, up to its choices."""

@@ -10,10 +10,12 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
+from edgemesh.api.check import check_chat, check_completion, check_tokenize
 from edgemesh.api.chunks import ChatCompletionChunk, CompletionChunk
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.errors import ApiError
 from edgemesh.api.extras import with_prompt, with_token_ids, with_usage
+from edgemesh.api.limits import Limits
 from edgemesh.api.openai import NEUTRAL, ChatRequest, CompletionRequest, TokenizeRequest
 from edgemesh.api.openapi import document
 from edgemesh.api.replies import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob, usage
@@ -78,6 +80,8 @@ def test_every_refusal_has_its_status_and_body(written):
                 assert named == "Healthy" or answers[status]["headers"]["Retry-After"]["required"]
 
 
+LIMITS = Limits(model="m", context=4096, vocab_size=1000, eos_token_ids=(0,), groups=2)
+CHECK = {ChatRequest: check_chat, CompletionRequest: check_completion, TokenizeRequest: check_tokenize}
 BODIES = [
     (ChatRequest, {"model": "m", "messages": [{"role": "user", "content": "x"}]}),
     (CompletionRequest, {"model": "m", "prompt": "x"}),
@@ -96,10 +100,12 @@ CHANGES = [
     {"logit_bias": {"12": 101}},
     {"stop": ["a", ""]},
     {"stop": []},
-    {"stream_options": {"include_usage": True}},
-    {"stream_options": {"include": True}},
+    {"stream_options": {"include_usage": True}, "stream": True},
+    {"stream_options": {"include": True}, "stream": True},
     {"nonsense": 1},
     {"prompt": ["a", 1]},
+    {"prompt": [[1, 2], [3]]},
+    {"stop": [""]},
     {"messages": []},
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
     {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
@@ -109,10 +115,10 @@ CHANGES = [
 
 @pytest.mark.parametrize(("kind", "base"), BODIES)
 @pytest.mark.parametrize("change", CHANGES)
-def test_the_document_and_the_decoder_agree(takes, kind, base, change):
+def test_the_document_and_the_code_agree(takes, kind, base, change):
     body = base | change
     try:
-        BodyDecoder().decode(json.dumps(body).encode(), kind)
+        CHECK[kind](BodyDecoder().decode(json.dumps(body).encode(), kind), LIMITS)
         decoded = True
     except ApiError:
         decoded = False
@@ -149,15 +155,18 @@ USAGE = usage(3, 2, 1)
     ],
 )
 def test_every_event_of_a_stream_is_what_the_document_says(takes, chunks, kind, logprobs, include_usage):
-    name = "chat.completion.chunk" if kind is ChatCompletionChunk else "text_completion"
-    head = Head("id-1", name, 1, "m")
-    made = chunks(head, 1, include_usage=include_usage)
-    events = [made.first(), made.text("é\n"), made.text("x", logprobs), usage_frame(head, USAGE)]
-    events += [made.last(ending) for ending in (Ending("stop"), Ending("stop", "x"), Ending("stop", token=9))]
+    chat = kind is ChatCompletionChunk
+    head = Head("id-1", "chat.completion.chunk" if chat else "text_completion", 1, "m")
+    tiered = msgspec.structs.replace(head, service_tier="default") if chat else head
+    made = chunks(tiered, 1, include_usage=include_usage)
+    said = [made.text("é\n"), made.text("x", logprobs)]
+    ends = [made.last(Ending("stop")), made.last(Ending("stop", stop='"}')), made.last(Ending("stop", token=2))]
+    events = [*said, *(with_token_ids(event, [3, 4]) for event in (*said, *ends)), *ends, usage_frame(head, USAGE)]
+    for first in filter(None, (made.first(), said[0])):
+        events += [first, with_prompt(first, [1, 2], chat=chat)]
     if include_usage:
         events.append(with_usage(made.text("x"), USAGE))
-    events += [with_token_ids(made.text("x"), [1]), with_prompt(made.text("x"), [1], chat=kind is ChatCompletionChunk)]
-    for event in filter(None, events):
+    for event in events:
         content = event.removeprefix(b"data: ").rstrip()
         assert takes(kind.__name__, json.loads(content))
         assert json.loads(msgspec.json.encode(msgspec.json.decode(content, type=kind))) == json.loads(content)
