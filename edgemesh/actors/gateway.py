@@ -30,14 +30,17 @@ from prometheus_client import disable_created_metrics
 
 from edgemesh import __version__
 from edgemesh.actors.gateway_app import Application
-from edgemesh.actors.gateway_keys import ENVIRONMENT, read_keys
+from edgemesh.actors.gateway_http import TOGETHER, Bodies
+from edgemesh.actors.gateway_keys import KeyWatch, key_file_of, key_limits_of
 from edgemesh.actors.gateway_metrics import Metrics
-from edgemesh.actors.gateway_protocol import BoundedProtocol
+from edgemesh.actors.gateway_protocol import Bounds, protocol_of
+from edgemesh.actors.gateway_quota import Quotas
 from edgemesh.actors.gateway_service import Model, Service
 from edgemesh.api.errors import unavailable
 from edgemesh.api.limits import limits_of
 from edgemesh.api.text import MAX_FILE_BYTES, ModelText
 from edgemesh.runtime.actor import Arguments, default_plane, faults_told, open_trace, parse_arguments, supervisor_of
+from edgemesh.runtime.ledger import Ledger
 from edgemesh.runtime.paths import read_mesh
 from edgemesh.runtime.progress import Pulse, Reporter
 from edgemesh.runtime.zmq import ZmqPort
@@ -73,6 +76,12 @@ SEND_BUFFER: Final = 128 << 10
 USER_TIMEOUT_MS: Final = 30_000
 """How long the kernel keeps a connection whose peer acknowledges nothing."""
 
+SLOW_CLIENT_S: Final = 30.0
+"""How long a client may leave unread what it is sent."""
+
+OWN_DESCRIPTORS: Final = 512
+"""Descriptors kept for links, files, and clients that are told that there are too many."""
+
 CLOSE_S: Final = 2
 """How long answers may take to leave at the end."""
 
@@ -88,15 +97,24 @@ class GatewayActor:
         self.port = port
         self.url = url
         self.supervisor = supervisor_of(mesh, name)
+        index, shared = mesh.actor(name).index, settings.processes > 1
+        metrics = Metrics(name, Path(mesh.run_dir) / "metrics" if shared else None)
+        ledger = Ledger(Path(mesh.run_dir) / "ledger" if shared else None, index, settings.processes)
+        self.key_watch = KeyWatch(key_file_of(settings), key_limits_of(settings), port.trace)
+        self.bounds = bounds_of(mesh, metrics)
         self.service = Service(
             port,
-            index=mesh.actor(name).index,
-            metrics=Metrics(name, Path(mesh.run_dir) / "metrics" if settings.processes > 1 else None),
-            keys=read_keys(settings.api_keys_file, os.environ.get(ENVIRONMENT, "")),
-            max_body=settings.max_body_bytes,
+            index=index,
+            metrics=metrics,
+            keys=self.key_watch.keys,
+            quotas=Quotas(ledger, port.now, metrics.limited),
+            bodies=Bodies(settings.max_body_bytes, TOGETHER * settings.max_body_bytes, settings.body_timeout_s),
             max_streams=settings.max_streams,
-            patience_s=mesh.topology.group.credit_deadline_s / 2,
+            timeout_s=settings.request_timeout_s,
         )
+        metrics.watch("edgemesh_api_keys", "API keys that may be used.", lambda: len(self.key_watch.keys))
+        metrics.watch("edgemesh_api_keys_stale", "1: the changed key file is unusable.", lambda: self.key_watch.stale)
+        metrics.watch("edgemesh_open_connections", "Connections of clients.", lambda: self.bounds.open)
         self.stopped = False
         self._draining = False
         self._drained = False
@@ -114,7 +132,6 @@ class GatewayActor:
             pulse.beat()
             await anyio.sleep(SWEEP_S)
             self.service.streams.retry()
-            self.service.drop_slow_clients()
             self.service.metrics.share()
             if self._draining and not self._drained and self.service.idle:
                 self._drained = True
@@ -137,6 +154,7 @@ class GatewayActor:
                 self._draining = True
                 self.service.serving = False
                 self.service.reason = "the server is shutting down"
+                self.bounds.drain()
                 self._marks = self._mark(Phase.DRAINING)
             case Stop():
                 self.stopped = True
@@ -174,6 +192,18 @@ class GatewayActor:
 
     def _mark(self, phase: Phase) -> tuple[Mark, ...]:
         return (Mark(default_plane(self.mesh, self.name), 0, phase, time.monotonic_ns(), 0),)
+
+
+def bounds_of(mesh: Mesh, metrics: Metrics) -> Bounds:
+    """What the topology and this process's descriptors allow of connections."""
+    settings = mesh.topology.gateway
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OWN_DESCRIPTORS
+    return Bounds(
+        max_connections=max(1, min(settings.max_connections, descriptors)),
+        head_s=settings.head_timeout_s,
+        stall_s=min(SLOW_CLIENT_S, mesh.topology.group.credit_deadline_s / 2),
+        tell=metrics.ended,
+    )
 
 
 class HttpServer(uvicorn.Server):
@@ -255,7 +285,7 @@ async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Report
         reporter.follow(actor.marks)
         config = uvicorn.Config(
             Application(actor.service, mesh.topology.gateway.allowed_origins),
-            http=BoundedProtocol,
+            http=protocol_of(actor.bounds),
             ws="none",
             lifespan="off",
             access_log=False,
@@ -263,11 +293,12 @@ async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Report
             log_config=None,
             server_header=False,
             backlog=BACKLOG,
-            timeout_keep_alive=75,
+            timeout_keep_alive=mesh.topology.gateway.keep_alive_s,  # type: ignore[arg-type]  # a timer's seconds
             timeout_graceful_shutdown=CLOSE_S,
         )
         server = HttpServer(config)
         tasks.start_soon(actor.sweep, reporter.pulse)
+        tasks.start_soon(actor.key_watch.follow, lambda: actor.stopped)
         tasks.start_soon(server.serve, [bound])
         await actor.follow(tasks)
         server.should_exit = True

@@ -30,9 +30,6 @@ class Answer:
         self._head = head
         self._open = len(flight.streams)
         self.work_ns = 0
-        self.blocked_since_ns = 0
-        """When a send began that the client has not taken yet; 0: none."""
-
         self.endings: dict[str, Ending] = {}
         """How each stream ended, by its id."""
 
@@ -179,9 +176,8 @@ class Answer:
         body = b"".join(parts)
         if not body and more:
             return
-        start = self.blocked_since_ns = monotonic_ns()
+        start = monotonic_ns()
         await send({"type": "http.response.body", "body": body, "more_body": more})
-        self.blocked_since_ns = 0
         self.work_ns += monotonic_ns() - start
 
     def _usage(self) -> Usage:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -143,9 +144,9 @@ class Pages:
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/tokenize``."""
-        model = self._known(scope)
-        async with self._service.bodies.read(scope, receive) as body:
-            answer = await self._tokenized(body, model)
+        with self._visit(scope) as model:
+            async with self._service.bodies.read(scope, receive) as body:
+                answer = await self._tokenized(body, model)
         await respond(send, 200, msgspec.json.encode(answer))
 
     async def _tokenized(self, body: bytes, model: Model) -> Tokenized:
@@ -172,9 +173,9 @@ class Pages:
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/detokenize``."""
-        model = self._known(scope)
-        async with self._service.bodies.read(scope, receive) as body:
-            text = await self._detokenized(body, model)
+        with self._visit(scope) as model:
+            async with self._service.bodies.read(scope, receive) as body:
+                text = await self._detokenized(body, model)
         await respond(send, 200, msgspec.json.encode(Detokenized(prompt=text)))
 
     async def _detokenized(self, body: bytes, model: Model) -> str:
@@ -219,6 +220,17 @@ class Pages:
         """The model, for a caller who may ask. Raises ``ApiError`` (401, 503)."""
         self._service.keys.check(credentials(scope))
         return self._service.loaded()
+
+    @contextmanager
+    def _visit(self, scope: Scope) -> Iterator[Model]:
+        """The model, for a caller whose work counts as a request of its key. Raises ``ApiError`` (401, 429, 503)."""
+        service = self._service
+        caller, model = service.keys.check(credentials(scope)), service.loaded()
+        visit = service.quotas.enter(caller)
+        try:
+            yield model
+        finally:
+            visit.leave(0)
 
     def _card(self, model: Model) -> ModelCard:
         return ModelCard(id=model.limits.model, created=self._created, max_model_len=model.limits.context)

@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from edgemesh.api.errors import ApiError, invalid, too_busy
 
-BODY_S: Final = 60.0
-"""How long a client may take to send a body."""
+TOGETHER: Final = 16
+"""Bodies of the largest size that may be read, or wait for the tokenizer, at once."""
 
 JSON: Final = b"application/json"
 
@@ -46,11 +46,12 @@ def credentials(scope: Scope) -> bytes:
 
 
 class Bodies:
-    """Reads bodies: each of at most ``most`` bytes, and all that are held at once of at most ``together``."""
+    """Reads bodies: each of at most ``most`` bytes in ``within_s``, and all that are held at once of at most ``together``."""
 
-    def __init__(self, most: int, together: int) -> None:
+    def __init__(self, most: int, together: int, within_s: float = 60.0) -> None:
         self._most = most
         self._together = together
+        self._within_s = within_s
         self.held = 0
 
     @asynccontextmanager
@@ -66,10 +67,10 @@ class Bodies:
         parts: list[bytes] = []
         try:
             try:
-                async with asyncio.timeout(BODY_S):
+                async with asyncio.timeout(self._within_s):
                     await self._collect(receive, parts)
             except TimeoutError as error:
-                message = f"the body was not complete after {BODY_S:.0f} s"
+                message = f"the body was not complete after {self._within_s:g} s"
                 raise ApiError(408, message, code="body_timeout") from error
             parts[:] = [b"".join(parts)]
             yield parts[0]
@@ -128,6 +129,7 @@ async def respond(send: Send, status: int, body: bytes, kind: bytes = JSON, head
 
 async def refuse(send: Send, error: ApiError, form: ErrorForm = openai_body, headers: tuple[bytes, ...] = ()) -> None:
     """An error's answer; ``form`` makes its body."""
+    headers = (*headers, *error.headers)
     if error.retry_after_s:
         headers = (*headers, b"retry-after", b"%d" % error.retry_after_s)
     if error.status == 401:

@@ -43,6 +43,18 @@ class Metrics:
         self._cached = _counter("edgemesh_cached_tokens", "Prompt tokens found cached.", self.registry, gateway)
         self._generated = _counter("edgemesh_generated_tokens", "Tokens received.", self.registry, gateway)
         self._aborted = _counter("edgemesh_aborted_requests", "Hung-up requests.", self.registry, gateway)
+        self._limited = Counter(
+            "edgemesh_limited_requests",
+            "Requests beyond a limit of their API key.",
+            ["gateway", "limit"],
+            registry=self.registry,
+        )
+        self._ended = Counter(
+            "edgemesh_ended_connections",
+            "Connections that were refused or cut.",
+            ["gateway", "why"],
+            registry=self.registry,
+        )
         self._ttft = _histogram("edgemesh_ttft_seconds", "Arrival to first token.", self.registry, gateway)
         self._e2e = _histogram("edgemesh_e2e_seconds", "Arrival to last token.", self.registry, gateway)
 
@@ -58,6 +70,14 @@ class Metrics:
     def aborted(self) -> None:
         """A client hung up."""
         self._aborted.inc()
+
+    def limited(self, limit: str) -> None:
+        """An API key's request was beyond this limit."""
+        self._limited.labels(self._gateway, limit).inc()
+
+    def ended(self, why: str) -> None:
+        """A connection was refused or cut."""
+        self._ended.labels(self._gateway, why).inc()
 
     def prompt(self, tokens: int) -> None:
         """A prompt was submitted."""

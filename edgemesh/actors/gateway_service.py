@@ -18,12 +18,13 @@ from edgemesh.actors.gateway_http import Bodies, ClientGoneError, credentials, e
 from edgemesh.actors.gateway_keys import ApiKeys
 from edgemesh.actors.gateway_metrics import Metrics
 from edgemesh.actors.gateway_outbox import Sender
+from edgemesh.actors.gateway_quota import Quotas
 from edgemesh.actors.gateway_streams import Flight, Stream, Streams
 from edgemesh.api.chat import text_of
 from edgemesh.api.check import Prompt, check_chat, check_completion
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.detokenize import IdPieces, Pieces
-from edgemesh.api.errors import ApiError, too_busy, unavailable
+from edgemesh.api.errors import ApiError, timed_out, too_busy, unavailable
 from edgemesh.api.forms import ChatForm, CompletionForm, Form
 from edgemesh.api.limits import Limits
 from edgemesh.api.openai import ChatMessage, ChatRequest, CompletionRequest, Request
@@ -40,11 +41,6 @@ TURN_CHARS: Final = 64
 """What rendering one turn costs beside its text, in characters."""
 
 WORKERS: Final = 4
-BODIES: Final = 16
-"""Bodies of the largest size that may be read, or wait for the tokenizer, at once."""
-
-SLOW_CLIENT_NS: Final = 30_000_000_000
-
 T = TypeVar("T")
 Prepared = tuple[str, Job, Form]
 """The client's own name of its request, if any, and what came of its body; the body itself is not kept."""
@@ -72,22 +68,23 @@ class Service:
         index: int,
         metrics: Metrics,
         keys: ApiKeys,
-        max_body: int,
+        quotas: Quotas,
+        bodies: Bodies,
         max_streams: int,
-        patience_s: float,
+        timeout_s: float = 0,
     ) -> None:
         self.port = port
         self.metrics = metrics
         self.streams = Streams(port, index, metrics)
         self.keys = keys
+        self.quotas = quotas
+        self.bodies = bodies
         self.decoder = BodyDecoder()
         self.model: Model | None = None
         self.serving = False
         self.reason = "starting"
-        self._patience_ns = min(SLOW_CLIENT_NS, int(patience_s * 1e9))
-        self.answering: dict[asyncio.Task[object], Answer] = {}
-        self.bodies = Bodies(max_body, BODIES * max_body)
         self._max_streams = max_streams
+        self._timeout_s = timeout_s
         self._requests = 0
         self._workers = CapacityLimiter(WORKERS)
         metrics.watch("edgemesh_open_requests", "Requests being answered.", lambda: self._requests)
@@ -135,23 +132,28 @@ class Service:
         if self._requests >= self._max_streams:
             raise _full(self._max_streams)
         name = prefix + uuid.uuid4().hex
+        visit = self.quotas.enter(caller)
         self._requests += 1
+        flight = None
         try:
             outer, job, form = await self._prepared(prepare, model, name, scope, receive)
-            if caller:
-                tenant = f"{caller}/{job.tenant}" if job.tenant else caller
-                job = msgspec.structs.replace(job, key=caller, tenant=tenant)
+            if caller.id:
+                tenant = f"{caller.id}/{job.tenant}" if job.tenant else caller.id
+                job = msgspec.structs.replace(job, key=caller.id, tenant=tenant)
+            visit.prompt(job.prompt_tokens)
             flight = self._flight(name, job, model, started)
-            headers = (b"x-request-id", (outer or name).encode())
+            headers = (b"x-request-id", (outer or name).encode(), *visit.headers)
             await self._answer(flight, form, model, receive, send, headers)
         except ClientGoneError:
             self.metrics.aborted()
             self.port.trace.event("request.aborted", request=name)
         except ApiError as error:
             self._failed(name, error)
+            error.headers = error.headers or visit.headers
             raise
         finally:
             self._requests -= 1
+            visit.leave(flight.used_tokens if flight is not None else 0)
 
     async def _prepared(self, prepare: Prepare, model: Model, name: str, scope: Scope, receive: Receive) -> Prepared:
         async with self.bodies.read(scope, receive) as body:
@@ -222,10 +224,8 @@ class Service:
             service_tier=flight.job.extras.service_tier,
         )
         answer = Answer(flight, self.streams, form, head)
-        task = asyncio.current_task()
-        assert task is not None
         watch = asyncio.create_task(_watch(receive, flight))
-        self.answering[task] = answer
+        timer = self._timer(flight)
         try:
             self.streams.submit(flight)
             self.metrics.prompt(flight.job.prompt_tokens)
@@ -239,22 +239,20 @@ class Service:
                 self._finished(flight, answer)
             else:
                 self._failed(flight.id, failure)
-        except asyncio.CancelledError:
-            # A client that did not read in time; the server itself only ends after its streams have.
-            self.port.trace.event("request.aborted", request=flight.id)
-            raise
         finally:
-            del self.answering[task]
             watch.cancel()
+            if timer is not None:
+                timer.cancel()
             for stream in flight.streams:
                 self.streams.close(stream)
 
-    def drop_slow_clients(self) -> None:
-        """Cancel the answers whose client has not read for too long."""
-        now = monotonic_ns()
-        for task, answer in self.answering.items():
-            if answer.blocked_since_ns and now - answer.blocked_since_ns > self._patience_ns:
-                task.cancel()
+    def _timer(self, flight: Flight) -> asyncio.TimerHandle | None:
+        """Ends the flight when its request has taken too long, since its arrival."""
+        if not self._timeout_s:
+            return None
+        left = self._timeout_s - (monotonic_ns() - flight.started_ns) / 1e9
+        error = timed_out(f"the request was not complete after {self._timeout_s:g} s, the most that this server allows")
+        return asyncio.get_running_loop().call_later(max(0.0, left), self.streams.expire, flight, error)
 
     def _received(self, name: str, endpoint: str, scope: Scope, request: Request) -> str:
         outer = external_id(scope, request.request_id)

@@ -117,6 +117,12 @@ class Flight:
         self._dirty: list[Stream] = []
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def used_tokens(self) -> int:
+        """Tokens that the mesh got and gave: each prompt that a group has taken once, and all output."""
+        taken = {each.choice.prompt: each.prompt_tokens for each in self.streams if each.group is not None}
+        return sum(taken.values()) + sum(len(each.tokens) for each in self.streams)
+
     def touch(self, stream: Stream) -> None:
         """Something of this stream changed."""
         if not stream.dirty:
@@ -223,6 +229,14 @@ class Streams:
         self._orphans[stream.id] = stream.attempt
         if len(self._orphans) > ORPHANS:
             self._orphans.popitem(last=False)
+
+    def expire(self, flight: Flight, error: ApiError) -> None:
+        """End what still runs of a flight with this error, here and in its groups."""
+        for stream in flight.streams:
+            if not stream.done:
+                self.close(stream)
+                stream.failure = error
+                flight.touch(stream)
 
     def fail_all(self, error: ApiError) -> None:
         """End every open stream with this error."""

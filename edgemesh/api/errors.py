@@ -39,6 +39,8 @@ class ApiError(Exception):
         self.status = status
         self.detail = ErrorDetail(message=message, type=kind, param=param, code=code)
         self.retry_after_s = retry_after_s
+        self.headers: tuple[bytes, ...] = ()
+        """Further headers of the answer, names and values in turn."""
 
     @property
     def body(self) -> bytes:
@@ -91,6 +93,11 @@ def too_busy(message: str, retry_after_s: int) -> ApiError:
 def unavailable(message: str, retry_after_s: int = 1) -> ApiError:
     """503: the mesh does not serve now, and why."""
     return ApiError(503, message, kind="service_unavailable_error", code="unavailable", retry_after_s=retry_after_s)
+
+
+def timed_out(message: str) -> ApiError:
+    """504: the request was not complete in time."""
+    return ApiError(504, message, kind="timeout_error", code="request_timeout")
 
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -24,6 +24,7 @@ FAILURES: Final = {
     429: "Too much is waiting already; come again after `Retry-After`.",
     500: "An unexpected error.",
     503: "The mesh does not serve now; come again after `Retry-After`.",
+    504: "The request was not complete in time.",
 }
 RETRIED: Final = frozenset({429, 503})
 STREAM: Final = "One of the server-sent events that answer a request with `stream`: true; a failure after the first is an event, too."

@@ -29,8 +29,8 @@ Kind = type[msgspec.Struct]
 READ: Final = (400, 408, 413, 415, 429)
 """How any body may be refused: its content, its pace, its size, its type, too many at once."""
 
-GENERATE: Final = (*READ, 404, 422, 503)
-"""How a request that generates may be refused, too: no such model, the template, not now."""
+GENERATE: Final = (*READ, 404, 422, 503, 504)
+"""How a request that generates may be refused, too: no such model, the template, not now, not in time."""
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):

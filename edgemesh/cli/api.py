@@ -1,4 +1,4 @@
-"""``edgemesh api``: the HTTP API as documents."""
+"""``edgemesh api``: the HTTP API as documents, and keys for it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,14 +7,18 @@ import typer
 
 from edgemesh.api.openapi import openapi_schemas
 from edgemesh.api.parameters import FILE, parameter_files
+from edgemesh.cli.api_key import key
 from edgemesh.cli.files import write_files
 
-app = typer.Typer(help="Describe the HTTP API.", no_args_is_help=True)
+app = typer.Typer(help="Describe the HTTP API, and make keys for it.", no_args_is_help=True)
 
 
 @app.callback()
 def api() -> None:
-    """Describe the HTTP API."""
+    """Describe the HTTP API, and make keys for it."""
+
+
+app.command()(key)
 
 
 @app.command()

@@ -14,7 +14,7 @@ COMMANDS: Final = {
     "topology": ("edgemesh.cli.topology:app", "Check, show and describe topology files."),
     "trace": ("edgemesh.cli.trace:app", "Say where a request's time went."),
     "bench": ("edgemesh.cli.bench:app", "Measure a mesh, or any OpenAI endpoint."),
-    "api": ("edgemesh.cli.api:app", "Describe the HTTP API."),
+    "api": ("edgemesh.cli.api:app", "Describe the HTTP API, and make keys for it."),
     "pull": ("edgemesh.cli.pull:pull", "Download a model into the user's cache."),
     "doctor": ("edgemesh.cli.doctor:doctor", "Check this machine for what a mesh needs."),
 }

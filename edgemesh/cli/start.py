@@ -14,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from edgemesh.actors.gateway_keys import ENVIRONMENT
+from edgemesh.actors.gateway_keys import ENVIRONMENT, key_file_of
 from edgemesh.actors.supervisor import ListenError, supervise
 from edgemesh.cli.errors import complain, fail
 from edgemesh.cli.start_view import LiveView, PlainView
@@ -93,6 +93,10 @@ def prepare(topology: Topology, console: Console) -> Topology:
     problems = preflight(topology)
     if problems:
         raise TopologyError("; ".join(problems) + ".")
+    try:
+        key_file_of(topology.gateway).read()
+    except ValueError as error:
+        raise TopologyError(str(error)) from error
     _raise_descriptor_limit()
     topology = _with_model(topology, console)
     if not topology.trace.dir:

@@ -244,7 +244,12 @@ class Gateway(Section, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on. 0: any free one.")] = 8000
     processes: Annotated[int, Meta(ge=1, le=256, description="Gateway processes that share the port.")] = 1
     api_keys_file: Annotated[
-        str, Meta(max_length=4096, description="File with one API key a line. Empty: no key is asked for.")
+        str,
+        Meta(
+            max_length=4096,
+            description="File with one API key a line, plain or as edgemesh api key prints it; read again when it changes."
+            " Empty: no key is asked for.",
+        ),
     ] = ""
     allowed_origins: Annotated[
         tuple[Annotated[str, Meta(pattern=r"\A(\*|[a-z][a-z0-9+.-]{0,30}://[^/\s,]{1,253})\Z")], ...],
@@ -253,12 +258,52 @@ class Gateway(Section, frozen=True):
             description="Origins (https://host[:port], or * for all) whose pages' scripts may call. Empty: none.",
         ),
     ] = ()
+    key_max_requests: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 40,
+            description="Requests that one API key may have open; beyond it clients get 429. 0: any number. A key's own line"
+            " in the file may say otherwise; where no keys are asked for, this holds for all clients together.",
+        ),
+    ] = 0
+    key_requests_per_minute: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="Requests that one API key may make a minute, likewise.")
+    ] = 0
+    key_tokens_per_minute: Annotated[
+        int,
+        Meta(ge=0, le=1 << 40, description="Tokens of prompts and output that one API key may use a minute, likewise."),
+    ] = 0
     max_body_bytes: Annotated[
         int, Meta(ge=1024, le=1 << 30, description="Largest request body; beyond it clients get 413.")
     ] = 16 << 20
     max_streams: Annotated[
         int, Meta(ge=1, le=1 << 20, description="Choices that one gateway may have open; beyond it clients get 429.")
     ] = 4096
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1 << 20,
+            description="Connections of one gateway; beyond it the longest idle one is closed, or the new one gets 503.",
+        ),
+    ] = 8192
+    head_timeout_s: Annotated[
+        Seconds, Meta(description="How long a request line and its headers may take; then clients get 408.")
+    ] = 30.0
+    body_timeout_s: Annotated[Seconds, Meta(description="How long a body may take; then clients get 408.")] = 60.0
+    keep_alive_s: Annotated[
+        Seconds, Meta(description="How long a connection may be idle between two requests before it is closed.")
+    ] = 75.0
+    request_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="How long a request may take from its arrival to its end; then it is cancelled, and its client gets"
+            " 504, or an error event where the stream has begun. 0: as long as it needs.",
+        ),
+    ] = 0.0
 
 
 class Supervisor(Section, frozen=True):

@@ -23,6 +23,7 @@ from edgemesh.wire.messages import Capacity, Drain, Health, Stop
 def test_keys_are_asked_for_where_there_are_some(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# ours\nsecret-1\n\nsecret-2\n")
+    keys.chmod(0o600)
     with FakeMesh(api_keys_file=str(keys), env={"EDGEMESH_API_KEYS": "secret-3"}) as mesh:
         for key in ("secret-1", "secret-2", "secret-3"):
             with OpenAI(base_url=mesh.url + "/v1", api_key=key, max_retries=0) as client:
@@ -108,12 +109,13 @@ def test_stop_ends_the_process_with_open_requests():
 STUCK = """
 import os, time
 from edgemesh.actors import gateway
+from edgemesh.actors.gateway_streams import Streams
 
-def drop_slow_clients(self):
-    while self.serving and not os.path.exists(os.environ["END"]):
+def look(streams):
+    while os.path.exists(os.environ["BEGIN"]) and not os.path.exists(os.environ["END"]):
         time.sleep(0.01)
 
-gateway.Service.drop_slow_clients = drop_slow_clients
+Streams.retry = look
 gateway.main()
 """
 
@@ -122,11 +124,11 @@ def test_a_loop_that_no_longer_turns_is_marked_with_a_bound(tmp_path):
     def busy():
         return [mark for mark in mesh.marks if mark.phase is Phase.BUSY]
 
-    end = tmp_path / "end"
-    with FakeMesh(program=("-c", STUCK), env={"END": str(end)}, serve=False) as mesh:
+    begin, end = tmp_path / "begin", tmp_path / "end"
+    with FakeMesh(program=("-c", STUCK), env={"BEGIN": str(begin), "END": str(end)}, serve=False) as mesh:
         wait_for(lambda: mesh.marks, "it reports")
         assert not busy()
-        mesh.tell(Health(0, serving=True))
+        begin.touch()
         (mark,) = wait_for(busy, "it is marked")
         assert mark.bound_ns == LOOP_BOUND_NS
         end.touch()

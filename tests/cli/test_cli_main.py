@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from edgemesh import __version__
+from edgemesh.api.keys import KeyLimits, Keyring, parse_keys
 from edgemesh.cli import main, start
 from edgemesh.cli.start_view import failure, last_line
 from edgemesh.topology import TopologyError, parse
@@ -171,3 +172,29 @@ def test_runs_that_another_start_removes_meanwhile_are_no_matter(tmp_path, monke
     monkeypatch.setattr(start, "_hold", meanwhile)
     fresh = start._new_trace_dir("demo")
     assert list(runs.iterdir()) == [fresh]
+
+
+def test_a_new_api_key_is_known_by_its_line_and_by_nothing_else(tmp_path):
+    said = edgemesh("api", "key", "--name", "agents", "--max-requests", "3").stdout.splitlines()
+    (known,) = parse_keys(said[1], KeyLimits(), "the line")
+    assert Keyring([known], b"").find(said[0].encode()) == known
+    assert (known.name, known.limits) == ("agents", KeyLimits(3))
+    assert said[0] not in said[1]
+    path = tmp_path / "keys"
+    fresh = [edgemesh("api", "key", "--file", str(path), "--tokens-per-minute", "5").stdout.strip() for _ in range(2)]
+    assert path.stat().st_mode & 0o777 == 0o600
+    ring = Keyring(parse_keys(path.read_text(), KeyLimits(), str(path)), b"")
+    assert [ring.find(each.encode()).limits for each in fresh] == [KeyLimits(tokens_per_minute=5)] * 2
+    wrong = edgemesh("api", "key", "--name", "a b")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert len(wrong.stderr.strip().splitlines()) == 1
+
+
+def test_keys_that_cannot_be_used_stop_a_start_before_it_begins(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("plain\n")
+    path.chmod(0o644)
+    done = edgemesh("start", "--port", "0", "--set", f"gateway.api_keys_file={path}")
+    assert done.returncode == 2
+    assert f"chmod 600 {path}" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
