@@ -36,6 +36,7 @@ from edgemesh.actors.gateway_metrics import Metrics
 from edgemesh.actors.gateway_protocol import Bounds, protocol_of
 from edgemesh.actors.gateway_quota import Quotas
 from edgemesh.actors.gateway_service import Model, Service
+from edgemesh.api.dialect import ReasoningParser, ToolParser
 from edgemesh.api.errors import unavailable
 from edgemesh.api.limits import limits_of
 from edgemesh.api.text import MAX_FILE_BYTES, ModelText
@@ -169,7 +170,8 @@ class GatewayActor:
         """Load the tokenizer in a thread, so that ``/health`` goes on answering."""
         topology = self.mesh.topology
         self._marks = self._mark(Phase.LOADING)
-        text = await anyio.to_thread.run_sync(load_text, Path(self.mesh.run_dir) / "model")
+        directory, settings = Path(self.mesh.run_dir) / "model", topology.model
+        text = await anyio.to_thread.run_sync(load_text, directory, settings.tool_parser, settings.reasoning_parser)
         served = topology.model.served_name or Path(topology.model.path).name
         limits = limits_of(message.capacity, served, topology.mesh.dp)
         self.service.model = Model(text, limits, fingerprint_of(self.mesh, message.capacity))
@@ -229,8 +231,8 @@ def fingerprint_of(mesh: Mesh, capacity: Capacity) -> str:
     return "fp_" + hashlib.sha256(msgspec.json.encode((__version__, *cut))).hexdigest()[:12]
 
 
-def load_text(directory: Path) -> ModelText:
-    """The tokenizer and template that the vault left there. Raises ``OSError`` and ``ValueError``."""
+def load_text(directory: Path, tools: ToolParser = "auto", reasoning: ReasoningParser = "auto") -> ModelText:
+    """The tokenizer and template that the vault left there, and the parsers of what the model says. Raises ``OSError`` and ``ValueError``."""
     config = directory / "tokenizer_config.json"
     template = directory / "chat_template.jinja"
     return ModelText(
@@ -239,6 +241,8 @@ def load_text(directory: Path) -> ModelText:
         _read(template).decode() if template.exists() else None,
         clock=time.monotonic_ns,
         now=lambda: datetime.now().astimezone(),
+        tool_parser=tools,
+        reasoning_parser=reasoning,
     )
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from starlette.types import Send
 
 from edgemesh.actors.gateway_http import ClientGoneError, begin_events
 from edgemesh.actors.gateway_streams import Flight, Stream, Streams
 from edgemesh.api.errors import ApiError
+from edgemesh.api.events import Content, Event, gather
 from edgemesh.api.extras import ranked, with_prompt, with_token_ids, with_usage
 from edgemesh.api.forms import Form, Part
 from edgemesh.api.replies import Usage, usage
 from edgemesh.api.sse import Chunks, Ending, Events, Head
+from edgemesh.api.telling import Telling
 from edgemesh.runtime.clock import monotonic_ns
 from edgemesh.wire.ids import Finish
 from edgemesh.wire.messages import Logprob
@@ -50,21 +53,21 @@ class Answer:
     async def whole(self) -> bytes:
         """The body of the whole answer. Raises ``ApiError`` and ``ClientGoneError``."""
         flight, extras = self._flight, self._flight.job.extras
-        texts = {stream.id: [self._form.opening(stream.choice.prompt)] for stream in flight.streams}
+        told = {stream.id: _said(self._form.opening(stream.choice.prompt)) for stream in flight.streams}
         entries: dict[str, list[Logprob]] = {stream.id: [] for stream in flight.streams}
         while self._open:
             changed = await flight.changed()
             self._check(changed)
             start = monotonic_ns()
             for stream in changed:
-                text, shown = self._advance(stream)
-                texts[stream.id].append(text)
+                more, shown = self._advance(stream)
+                told[stream.id] += more
                 entries[stream.id] += shown
             self.work_ns += monotonic_ns() - start
         parts = [
             Part(
                 index=stream.choice.index,
-                text="".join(texts[stream.id]),
+                message=gather(told[stream.id]),
                 ending=self.endings[stream.id],
                 logprobs=None if stream.choice.sampling.logprobs < 0 else entries[stream.id],
                 token_ids=stream.tokens[: stream.text.tokens].tolist() if extras.token_ids else None,
@@ -116,10 +119,10 @@ class Answer:
     def _more(self, stream: Stream, chunks: Chunks) -> bytes:
         """The events of a stream's new text, and of its end."""
         offset, at = stream.text.length, stream.text.tokens
-        text, shown = self._advance(stream)
+        told, shown = self._advance(stream)
         event = b""
-        if text or shown:
-            event = chunks.text(text, self._form.logprobs(shown, offset) if shown else None)
+        if told or shown:
+            event = chunks.tell(told, self._form.logprobs(shown, offset) if shown else None)
         if self._flight.job.extras.token_ids and stream.text.tokens > at:
             event = with_token_ids(event or chunks.text(""), stream.tokens[at : stream.text.tokens])
         if stream.id in self.endings:
@@ -138,22 +141,49 @@ class Answer:
             return events.fail(failure)
         return b"" if self._open else events.end(self._usage())
 
-    def _advance(self, stream: Stream) -> tuple[str, list[Logprob]]:
-        """The new text of a stream and its log-probabilities; notes its end."""
+    def _advance(self, stream: Stream) -> tuple[list[Event], list[Logprob]]:
+        """What is new of a stream's message, and the log-probabilities of its text; notes its end."""
         if stream.id in self.endings:
-            return "", []
+            return [], []
         at, stream.read = stream.read, len(stream.tokens)
-        piped = stream.text
-        text = piped.feed(stream.tokens[at:], stream.logprobs[at:])
-        shown = piped.shown
-        if piped.stopped:
-            self._end(stream, Ending("stop", piped.stop))
-        elif stream.finish in REASONS:
-            extras = self._flight.job.extras
-            text += piped.finish(stream.stop_token if extras.stop_text and stream.stop_token >= 0 else None)
-            shown = shown + piped.shown
-            self._end(stream, Ending(REASONS[stream.finish], piped.stop, self._stop_token(stream)))
-        return text, shown
+        piped, telling = stream.text, stream.telling
+        tokens, logprobs = stream.tokens[at:], stream.logprobs[at:]
+        if telling is None:
+            told, shown = _said(piped.feed(tokens, logprobs)), piped.shown
+        else:
+            told, shown = telling.feed(tokens, logprobs)
+            if telling.overdrawn:
+                self._force(stream, telling)
+                return told, shown
+        stopped = piped.stopped or (telling is not None and telling.done)
+        if not stopped and stream.finish not in REASONS:
+            return told, shown
+        more, late = self._finish(stream, stopped=stopped)
+        return told + more, shown + late
+
+    def _finish(self, stream: Stream, *, stopped: bool) -> tuple[list[Event], list[Logprob]]:
+        """What was held back of a stream that ends now: ``stopped`` here, or by the mesh."""
+        piped, telling = stream.text, stream.telling
+        ending = Ending("stop", piped.stop)
+        last = None
+        if not stopped:
+            ending = Ending(REASONS[stream.finish], piped.stop, self._stop_token(stream))
+            last = stream.stop_token if self._flight.job.extras.stop_text and stream.stop_token >= 0 else None
+        if telling is not None:
+            told, shown = telling.finish(last)
+            ending = msgspec.structs.replace(ending, reason=telling.reason(ending.reason))
+        else:
+            told, shown = ([], []) if stopped else (_said(piped.finish(last)), piped.shown)
+        self._end(stream, msgspec.structs.replace(ending, stop=piped.stop))
+        return told, shown
+
+    def _force(self, stream: Stream, telling: Telling) -> None:
+        """End the reasoning of a stream, which has taken all the tokens that it may."""
+        parsing = self._flight.job.parsing
+        assert parsing is not None
+        telling.release()
+        stream.read = stream.text.tokens
+        self._streams.force(stream, parsing.closing)
 
     def _stop_token(self, stream: Stream) -> int | None:
         """The stop token that ended a stream, if it is one to name: an end of sequence is not."""
@@ -184,4 +214,9 @@ class Answer:
         """Each prompt counts once, as its first choice met it."""
         drawn = sum(stream.text.tokens for stream in self._flight.streams)
         cached = sum(s.cached_tokens for s in self._flight.streams if not s.choice.sampling.choice)
-        return usage(self._flight.job.prompt_tokens, drawn, cached)
+        thought = sum(s.telling.reasoning_tokens for s in self._flight.streams if s.telling is not None)
+        return usage(self._flight.job.prompt_tokens, drawn, cached, thought)
+
+
+def _said(text: str) -> list[Event]:
+    return [Content(text)] if text else []

@@ -159,7 +159,12 @@ class Pages:
             if messages is None:
                 return text.encode(prompt or "", add_special_tokens=request.add_special_tokens is not False)
             generate = request.add_generation_prompt is not False
-            rendered = text.render(messages, add_generation_prompt=generate, kwargs=request.chat_template_kwargs)
+            rendered = text.render(
+                messages,
+                add_generation_prompt=generate,
+                kwargs=request.chat_template_kwargs,
+                tools=request.tools,
+            )
             return text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
 
         ids = await self._service.work(1 << 30 if messages else len(prompt or ""), encode)

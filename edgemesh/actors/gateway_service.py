@@ -20,6 +20,7 @@ from edgemesh.actors.gateway_metrics import Metrics
 from edgemesh.actors.gateway_outbox import Sender
 from edgemesh.actors.gateway_quota import Quotas
 from edgemesh.actors.gateway_streams import Flight, Stream, Streams
+from edgemesh.api.asking import ask
 from edgemesh.api.chat import text_of
 from edgemesh.api.check import Prompt, check_chat, check_completion
 from edgemesh.api.decode import BodyDecoder
@@ -28,8 +29,10 @@ from edgemesh.api.errors import ApiError, timed_out, too_busy, unavailable
 from edgemesh.api.forms import ChatForm, CompletionForm, Form
 from edgemesh.api.limits import Limits
 from edgemesh.api.openai import ChatMessage, ChatRequest, CompletionRequest, Request
+from edgemesh.api.parser import MessageParser
 from edgemesh.api.resolve import Job, resolve_chat, resolve_completion
 from edgemesh.api.stream import TextStream
+from edgemesh.api.telling import Telling
 from edgemesh.api.text import ModelText
 from edgemesh.api.words import bad_words
 from edgemesh.runtime.clock import monotonic_ns, wall_ns
@@ -172,11 +175,13 @@ class Service:
         outer = self._received(name, endpoint, scope, request)
         check_chat(request, model.limits)
         size = sum(_length(message) for message in request.messages)
+        size += len(msgspec.json.encode(request.tools)) if request.tools else 0
         start = monotonic_ns()
-        ids = await self.work(size, lambda: _render(model.text, request))
-        self._tokenised(name, len(ids), start)
+        asked = await self.work(size, lambda: ask(model.text, request))
+        self._tokenised(name, len(asked.ids), start)
         words = await self._bad_words(model.text, request)
-        return outer, resolve_chat(request, ids, model.limits, secrets.randbits(63), words)
+        job = resolve_chat(request, asked.ids, model.limits, secrets.randbits(63), words)
+        return outer, msgspec.structs.replace(job, parsing=asked.parsing)
 
     async def _prepare_completion(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = self.decoder.decode(body, CompletionRequest)
@@ -202,16 +207,20 @@ class Service:
         if len(self.streams) + len(job.choices) > self._max_streams:
             raise _full(self._max_streams)
         flight = Flight(name, job, started)
+        parsing = job.parsing
         for choice in job.choices:
             text = TextStream(
-                model.text.pieces,
+                model.text.pieces if parsing is None else model.text.marked_pieces,
                 job.stops,
                 skip_special=job.skip_special_tokens,
                 min_tokens=choice.sampling.min_tokens,
                 include_stop=job.extras.stop_text,
             )
             wire = f"{name}/{choice.index}" if choice.index else name
-            flight.streams.append(Stream(flight, wire, choice, text))
+            telling = None
+            if parsing is not None:
+                telling = Telling(text, MessageParser(parsing, _call_id), parsing.budget)
+            flight.streams.append(Stream(flight, wire, choice, text, telling))
         return flight
 
     async def _answer(
@@ -296,6 +305,10 @@ async def _watch(receive: Receive, flight: Flight) -> None:
     flight.hang_up()
 
 
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
 def _full(limit: int) -> ApiError:
     return too_busy(f"this server answers {limit} requests already, the most that it takes at once", 1)
 
@@ -305,18 +318,8 @@ def _length(message: ChatMessage) -> int:
     content = message.content
     if isinstance(content, list):
         return sum(TURN_CHARS + len(part.text) for part in content)
-    return TURN_CHARS + len(content or "") + len(message.reasoning_content or "")
-
-
-def _render(text: ModelText, request: ChatRequest) -> list[int]:
-    rendered = text.render(
-        request.messages,
-        add_generation_prompt=request.add_generation_prompt is not False,
-        kwargs=request.chat_template_kwargs,
-        documents=request.documents,
-        continue_final_message=request.continue_final_message is True,
-    )
-    return text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
+    calls = sum(TURN_CHARS + len(call.function.arguments) for call in message.tool_calls or ())
+    return TURN_CHARS + len(content or "") + len(message.reasoning_content or "") + calls
 
 
 def _pieces(text: ModelText, request: Request) -> Pieces:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from edgemesh.actors.gateway_metrics import Metrics
@@ -17,6 +18,8 @@ from edgemesh.actors.gateway_outbox import Outbox, Sender
 from edgemesh.api.errors import ApiError, from_mesh
 from edgemesh.api.resolve import Choice, Job
 from edgemesh.api.stream import TextStream
+from edgemesh.api.telling import Telling
+from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Finish
 from edgemesh.wire.messages import Accepted, Cancel, Credit, Emit, Failed, Item, Logprob, Rejected, Submit
 
@@ -46,17 +49,23 @@ class Stream:
         "prompt_tokens",
         "read",
         "stop_token",
+        "telling",
         "text",
         "tokens",
         "upto",
         "work_ns",
     )
 
-    def __init__(self, flight: Flight, name: str, choice: Choice, text: TextStream) -> None:
+    def __init__(
+        self, flight: Flight, name: str, choice: Choice, text: TextStream, telling: Telling | None = None
+    ) -> None:
         self.flight = flight
         self.id = name
         self.choice = choice
         self.text = text
+        self.telling = telling
+        """What reads the text as a message, where it may be more than content."""
+
         self.prompt_tokens = len(flight.job.prompts[choice.prompt])
         self.attempt = 0
         self.group: int | None = None
@@ -91,7 +100,8 @@ class Stream:
         self.tokens.extend(new)
         if item.logprobs:
             self.logprobs.extend(item.logprobs[skip:])
-        self.cached_tokens = max(self.cached_tokens, item.cached_tokens)
+        if not self.attempt:  # what this stream has drawn itself is nothing that was found
+            self.cached_tokens = max(self.cached_tokens, item.cached_tokens)
         if item.finish is not Finish.NONE and skip <= len(item.tokens):
             self.finish = item.finish
             self.stop_token = item.stop_token
@@ -171,30 +181,55 @@ class Streams:
         """Send every choice to the router. Raises ``ApiError`` where it cannot take them; then none is left behind."""
         job = flight.job
         for stream in flight.streams:
-            choice = stream.choice
-            if not choice.max_tokens:
+            if not stream.choice.max_tokens:
                 stream.finish = Finish.LENGTH
                 flight.touch(stream)
                 continue
-            submit = Submit(
-                request=stream.id,
-                attempt=stream.attempt,
-                gateway=self._gateway,
-                prompt=job.prompts[choice.prompt],
-                sampling=choice.sampling,
-                max_tokens=choice.max_tokens,
-                key=job.key,
-                session=job.session,
-                pin=job.pin,
-                priority=job.priority,
-                credit=stream.upto,
-                tenant=job.tenant,
-                grammar=job.grammar,
-            )
-            self._outbox.submit(submit)
-            self._open[stream.id] = stream
-            fields = {"request": stream.id, "attempt": stream.attempt, "choice": choice.index}
-            self._port.trace.event("request.submitted", **fields)
+            self._submit(stream, job.pin)
+
+    def force(self, stream: Stream, tokens: Sequence[int]) -> None:
+        """Put tokens behind what was read of a stream, and have it go on from there; what it drew beyond that is dropped."""
+        self.close(stream)
+        del stream.tokens[stream.read :], stream.logprobs[stream.read :]
+        forced = tokens[: stream.choice.max_tokens - stream.read]
+        stream.tokens.extend(forced)
+        if stream.choice.sampling.logprobs >= 0:
+            stream.logprobs.extend(Logprob(token, 0.0) for token in forced)
+        full = len(stream.tokens) == stream.choice.max_tokens
+        stream.finish = Finish.LENGTH if full else Finish.NONE
+        stream.flight.touch(stream)
+        if full:
+            return
+        stream.upto = max(stream.upto, len(stream.tokens) + CREDIT)
+        stream.attempt += 1
+        group, stream.group = stream.group, None
+        try:
+            self._submit(stream, group)
+        except ApiError as error:
+            stream.failure = error
+
+    def _submit(self, stream: Stream, pin: int | None) -> None:
+        choice, job = stream.choice, stream.flight.job
+        submit = Submit(
+            request=stream.id,
+            attempt=stream.attempt,
+            gateway=self._gateway,
+            prompt=job.prompts[choice.prompt],
+            sampling=choice.sampling,
+            max_tokens=choice.max_tokens,
+            emitted=TokenArray.of(stream.tokens),
+            key=job.key,
+            session=job.session,
+            pin=pin,
+            priority=job.priority,
+            credit=stream.upto,
+            tenant=job.tenant,
+            grammar=job.grammar,
+        )
+        self._outbox.submit(submit)
+        self._open[stream.id] = stream
+        fields = {"request": stream.id, "attempt": stream.attempt, "choice": choice.index}
+        self._port.trace.event("request.submitted", **fields)
 
     def receive(self, message: Emit | Accepted | Failed | Rejected) -> None:
         """What the router or a group says about streams of this gateway."""

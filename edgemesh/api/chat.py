@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgemesh.api.errors import ApiError, invalid, unprocessable
 from edgemesh.api.openai import ChatMessage
+from edgemesh.api.tool_types import Tool
 
 MAX_RENDER_NS: Final = 2_000_000_000
 MAX_RENDER_CHARS: Final = 16 << 20
@@ -95,6 +96,11 @@ class ChatTemplate:
             raise ValueError(message) from error
         self._special_tokens = dict(special_tokens)
         self._clock = clock
+        self.source = source
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template looks at a variable of this name."""
+        return variable in self._reads
 
     def render(
         self,
@@ -104,26 +110,39 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[dict[str, str]] | None = None,
         continue_final_message: bool = False,
+        tools: Sequence[Tool] | None = None,
     ) -> str:
         """The prompt's text; with ``continue_final_message`` it ends where the last message's text does.
 
         Raises ``ApiError``: 422 where the template refuses, 400 where it exceeds its bounds or does not read ``documents``.
         """
-        if documents and "documents" not in self._reads:
+        if documents and not self.reads("documents"):
             message = "`documents` are not read by this model's chat template; put them into a message"
             raise invalid(message, "documents")
         if continue_final_message:
-            return self._continued(messages, kwargs, documents)
-        given = self._special_tokens | dict(kwargs or {})
+            return self._continued(messages, kwargs, documents, tools)
+        given = {
+            "tools": [plain_tool(tool) for tool in tools] if tools else None,
+            "documents": documents or None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._special_tokens,
+            **(kwargs or {}),
+        }
+        try:
+            return self._render([_plain(message) for message in messages], given)
+        except ApiError as error:
+            if error.status != 422 or not any(message.tool_calls for message in messages):
+                raise
+            # Some templates join a call's arguments to other text, and some walk through them.
+            try:
+                return self._render([_plain(message, texts=True) for message in messages], given)
+            except ApiError:
+                raise error from None
+
+    def _render(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> str:
         _deadline.set(self._clock() + MAX_RENDER_NS)
         try:
-            return self._join(
-                messages=[_plain(message) for message in messages],
-                tools=None,
-                documents=documents or None,
-                add_generation_prompt=add_generation_prompt,
-                **given,
-            )
+            return self._join(messages=messages, **given)
         except _TooLongError as error:
             message = f"the chat template could not render these messages: {error}"
             raise invalid(message, "messages") from error
@@ -145,10 +164,13 @@ class ChatTemplate:
         messages: Sequence[ChatMessage],
         kwargs: Mapping[str, Any] | None,
         documents: Sequence[dict[str, str]] | None,
+        tools: Sequence[Tool] | None,
     ) -> str:
         """What stands before the end of the last message's text."""
         last = msgspec.structs.replace(messages[-1], content=text_of(messages[-1]) + MARK)
-        rendered = self.render([*messages[:-1], last], add_generation_prompt=False, kwargs=kwargs, documents=documents)
+        rendered = self.render(
+            [*messages[:-1], last], add_generation_prompt=False, kwargs=kwargs, documents=documents, tools=tools
+        )
         before, mark, _ = rendered.rpartition(MARK)
         if not mark:
             message = "`continue_final_message`: this model's chat template does not show the text of the last message"
@@ -175,14 +197,36 @@ def text_of(message: ChatMessage) -> str:
     return "\n".join(part.text for part in content or ())
 
 
-def _plain(message: ChatMessage) -> dict[str, Any]:
-    """What a template reads of a message: fields that are set, the content as one text."""
+def plain_tool(tool: Tool) -> dict[str, Any]:
+    """A tool as models were trained to read it: ``strict`` is for the server."""
+    plain: dict[str, Any] = msgspec.to_builtins(tool)
+    plain["function"].pop("strict", None)
+    return plain
+
+
+def _plain(message: ChatMessage, *, texts: bool = False) -> dict[str, Any]:
+    """What a template reads of a message: fields that are set, the content as one text.
+
+    A call's arguments are an object where they are one, or as they were written with ``texts``.
+    """
     plain: dict[str, Any] = msgspec.to_builtins(message)
-    if not isinstance(message.content, str) and message.content is not None:
+    if not isinstance(message.content, str) and (message.content is not None or message.role == "assistant"):
         plain["content"] = text_of(message)
     if message.role == "developer":
         plain["role"] = "system"
+    if thought := plain.pop("reasoning", None):
+        plain["reasoning_content"] = thought
+    for call in () if texts else plain.get("tool_calls", ()):
+        call["function"]["arguments"] = _arguments(call["function"]["arguments"])
     return plain
+
+
+def _arguments(text: str) -> Any:  # noqa: ANN401 - an object, or the text that is none
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _to_json(

@@ -9,12 +9,30 @@ from msgspec import UNSET, UnsetType
 from edgemesh.api.replies import ChatLogprobs, CompletionLogprobs, Reply, Usage
 
 
+class FunctionDelta(Reply, frozen=True, omit_defaults=True):
+    """What a chunk adds to a call: its name, once, then pieces of its arguments."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CallDelta(Reply, frozen=True, omit_defaults=True):
+    """What a chunk adds to the ``index``-th call of a message; the first has its id."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(Reply, frozen=True, omit_defaults=True):
     """What a chunk adds to a choice's message; the first names the role."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Reply, frozen=True):

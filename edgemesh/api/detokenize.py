@@ -8,7 +8,7 @@ Unicode standard recommends (and as Rust's and Python's decoders do).
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -33,12 +33,17 @@ class TokenizerFile(msgspec.Struct, frozen=True):
 
 
 class Pieces:
-    """The bytes of every token of one tokenizer, found once per token."""
+    """The bytes of every token of one tokenizer, found once per token.
 
-    def __init__(self, tokenizer: Tokenizer, file: TokenizerFile) -> None:
+    Special tokens whose content is in ``shown`` are text even where special tokens are skipped.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, file: TokenizerFile, shown: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._bytes_of = bytes_of(file.decoder)
-        self._special = frozenset(token.id for token in file.added_tokens if token.special)
+        self._special = frozenset(
+            token.id for token in file.added_tokens if token.special and token.content not in shown
+        )
         self._bytes: dict[int, bytes] = {}
         self.texts: dict[int, str | None] = {}
         self.texts_without_special: dict[int, str | None] = {}

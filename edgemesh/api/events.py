@@ -52,9 +52,9 @@ Event = Content | Reasoning | CallBegin | CallArguments | CallEnd
 class Message(msgspec.Struct, frozen=True):
     """All events of one choice together."""
 
-    content: str
-    reasoning: str
-    calls: tuple[ToolCall, ...]
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
 
 
 def gather(events: Iterable[Event]) -> Message:
@@ -100,6 +100,8 @@ class Sink:
         self._open = False
         self._after_call = False
         self.calls = 0
+        self.inside = False
+        """Whether reasoning goes on."""
 
     @property
     def full(self) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from edgemesh.api.detokenize import Pieces
+from edgemesh.api.events import Message
 from edgemesh.api.logprobs import chat_logprobs, completion_logprobs
 from edgemesh.api.replies import (
     AssistantMessage,
@@ -29,7 +30,7 @@ class Part(msgspec.Struct, frozen=True):
     """One choice of a whole answer; what is None was not asked for."""
 
     index: int
-    text: str
+    message: Message
     ending: Ending
     logprobs: Sequence[Logprob] | None
     token_ids: list[int] | None = None
@@ -61,6 +62,15 @@ class Form(Protocol):
 
     def reply(self, head: Head, parts: Sequence[Part], usage: Usage) -> bytes:
         """The body of a whole answer."""
+
+
+def _assistant(message: Message) -> AssistantMessage:
+    silent = not message.content and bool(message.reasoning or message.calls)
+    return AssistantMessage(
+        content=None if silent else message.content,
+        reasoning_content=message.reasoning or UNSET,
+        tool_calls=list(message.calls) or UNSET,
+    )
 
 
 class ChatForm:
@@ -98,7 +108,7 @@ class ChatForm:
         choices = [
             ChatChoice(
                 index=part.index,
-                message=AssistantMessage(content=part.text),
+                message=_assistant(part.message),
                 logprobs=None if part.logprobs is None else self.logprobs(part.logprobs, 0),
                 finish_reason=part.ending.reason,
                 stop_reason=part.ending.stop_reason,
@@ -149,7 +159,7 @@ class CompletionForm:
         choices = [
             CompletionChoice(
                 index=part.index,
-                text=part.text,
+                text=part.message.content,
                 logprobs=None if part.logprobs is None else self.logprobs(part.logprobs, 0),
                 finish_reason=part.ending.reason,
                 stop_reason=part.ending.stop_reason,

@@ -7,19 +7,23 @@ text was cut (``events.gather`` makes the whole message of them).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
+from edgemesh.api import reasoning, tools
 from edgemesh.api.events import Event, Sink
 from edgemesh.api.reasoning import think
 from edgemesh.api.source import Reading, Source
+from edgemesh.api.tool_types import ToolForm
 from edgemesh.api.tools import hermes, llama
 
 _PIECE: Final = 4096
 """Characters that are read at once: the source copies what is left of a piece now and then."""
 
-ToolForm = Literal["hermes", "llama"]
+
+MARKS: Final = (reasoning.OPEN, reasoning.CLOSE, tools.OPEN, tools.CLOSE, tools.PYTHON_TAG)
+"""The tags that parsers look for."""
 
 
 class Parsing(msgspec.Struct, frozen=True):
@@ -27,7 +31,8 @@ class Parsing(msgspec.Struct, frozen=True):
 
     ``tools`` are the names that may be called (none: calls are content), in the form ``form``; ``most`` is how many
     calls may come, 0 for any number. ``thinks``: the message may begin with reasoning; ``opened``: the prompt already
-    opened it. With ``thoughts`` false the reasoning is not told.
+    opened it. With ``thoughts`` false the reasoning is not told. After ``budget`` tokens of it (0: any number) the tokens
+    ``closing`` end it.
     """
 
     form: ToolForm = "hermes"
@@ -36,6 +41,8 @@ class Parsing(msgspec.Struct, frozen=True):
     thinks: bool = False
     opened: bool = False
     thoughts: bool = True
+    budget: int = 0
+    closing: tuple[int, ...] = ()
 
 
 class MessageParser:
@@ -56,6 +63,11 @@ class MessageParser:
 
         self._reading: Reading[None] | None = self._read()
         self._advance()
+
+    @property
+    def inside(self) -> bool:
+        """Whether reasoning goes on."""
+        return self._sink.inside
 
     @property
     def called(self) -> bool:

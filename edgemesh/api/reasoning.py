@@ -9,6 +9,8 @@ from edgemesh.api.source import Reading, Source
 
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
+CLOSING: Final = f"\n{CLOSE}\n\n"
+"""What ends reasoning from outside."""
 
 
 def think(source: Source, sink: Sink, *, opened: bool) -> Reading[bool]:
@@ -21,10 +23,12 @@ def think(source: Source, sink: Sink, *, opened: bool) -> Reading[bool]:
         if not (yield from source.match(OPEN)):
             sink.say(before)
             return False
+    sink.inside = True
     yield from source.run("\n")
     closed = yield from source.until(CLOSE, sink.think)
     if closed:
         sink.thought()
+        sink.inside = False
         yield from source.run("\n")
     return True
 
@@ -32,6 +36,11 @@ def think(source: Source, sink: Sink, *, opened: bool) -> Reading[bool]:
 def opens(prompt: str) -> bool:
     """Whether a rendered prompt ends inside of reasoning."""
     return prompt.rstrip().endswith(OPEN)
+
+
+def closed(prompt: str) -> str:
+    """The prompt, with the reasoning that it opens or that would follow over before it has begun."""
+    return prompt + ("" if opens(prompt) else f"{OPEN}\n") + CLOSING
 
 
 def closes(prompt: str) -> bool:

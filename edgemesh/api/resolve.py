@@ -13,6 +13,7 @@ from edgemesh.api.errors import context_length_exceeded, invalid
 from edgemesh.api.extras import Extras, extras_of
 from edgemesh.api.limits import Limits
 from edgemesh.api.openai import ChatRequest, CompletionRequest, Request
+from edgemesh.api.parser import Parsing
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.messages import Sampling
 
@@ -57,6 +58,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     """What every choice's output must be, as a grammar's source; "" for anything."""
 
     extras: Extras = Extras()
+    parsing: Parsing | None = None
+    """What is looked for in every choice's text; None: it is content and nothing else."""
 
     @property
     def prompt_tokens(self) -> int:

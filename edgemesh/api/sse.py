@@ -5,13 +5,14 @@ Nearly all of a chunk is the same for every token of a choice, so it is encoded 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from edgemesh.api.errors import ApiError
+from edgemesh.api.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from edgemesh.api.replies import ChatLogprobs, CompletionLogprobs, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -54,6 +55,9 @@ class Chunks(Protocol):
 
     def text(self, text: str, logprobs: ChatLogprobs | CompletionLogprobs | None = None) -> bytes:
         """More text."""
+
+    def tell(self, events: Sequence[Event], logprobs: ChatLogprobs | CompletionLogprobs | None = None) -> bytes:
+        """More of the message, with the log-probabilities of its tokens."""
 
     def last(self, ending: Ending) -> bytes:
         """The end of the choice."""
@@ -123,16 +127,33 @@ class ChunkEvents:
         return error_frame(error) + DONE
 
 
+def _delta(event: Event) -> bytes:
+    """What an event adds to a chat's message; nothing where a call ends, which only the next event shows."""
+    match event:
+        case Content(text):
+            return b'{"content":%b}' % _encode(text)
+        case Reasoning(text):
+            return b'{"reasoning_content":%b}' % _encode(text)
+        case CallBegin(index, name, function):
+            call = b'{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}'
+            return b'{"tool_calls":[%b]}' % (call % (index, _encode(name), _encode(function)))
+        case CallArguments(index, text):
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, _encode(text))
+        case CallEnd():
+            return b""
+
+
 class ChatChunks:
     """The events of one choice of a chat."""
 
-    __slots__ = ("_end", "_start", "_text_end", "_text_start")
+    __slots__ = ("_delta_end", "_end", "_start", "_text_end", "_text_start")
 
     def __init__(self, head: Head, index: int, *, include_usage: bool) -> None:
         self._start = b'data: %b{"index":%d,"delta":' % (head.json(), index)
         self._end = (b'],"usage":null}' if include_usage else b"]}") + b"\n\n"
         self._text_start = self._start + b'{"content":'
-        self._text_end = b'},"logprobs":null,"finish_reason":null}' + self._end
+        self._delta_end = b',"logprobs":null,"finish_reason":null}' + self._end
+        self._text_end = b"}" + self._delta_end
 
     def first(self) -> bytes:
         """The role, before any text."""
@@ -145,6 +166,17 @@ class ChatChunks:
             return self._text_start + _encode(text) + self._text_end
         rest = b'},"logprobs":%b,"finish_reason":null}' % _encode(logprobs)
         return self._text_start + _encode(text) + rest + self._end
+
+    def tell(self, events: Sequence[Event], logprobs: ChatLogprobs | CompletionLogprobs | None = None) -> bytes:
+        """More of the message; the log-probabilities come with the first of its deltas."""
+        if len(events) == 1 and isinstance(content := events[0], Content):
+            return self.text(content.text, logprobs)
+        deltas = [delta for event in events if (delta := _delta(event))]
+        if logprobs is None:
+            return b"".join(self._start + delta + self._delta_end for delta in deltas)
+        first, *rest = deltas or [b"{}"]
+        told = b',"logprobs":%b,"finish_reason":null}' % _encode(logprobs)
+        return self._start + first + told + self._end + b"".join(self._start + each + self._delta_end for each in rest)
 
     def last(self, ending: Ending) -> bytes:
         """The end of the choice."""
@@ -171,6 +203,10 @@ class CompletionChunks:
             return self._start + _encode(text) + self._text_end
         rest = b',"logprobs":%b,"finish_reason":null}' % _encode(logprobs)
         return self._start + _encode(text) + rest + self._end
+
+    def tell(self, events: Sequence[Event], logprobs: ChatLogprobs | CompletionLogprobs | None = None) -> bytes:
+        """More text: a completion is content alone."""
+        return self.text("".join(event.text for event in events if isinstance(event, Content)), logprobs)
 
     def last(self, ending: Ending) -> bytes:
         """The end of the choice."""

@@ -11,8 +11,11 @@ from tokenizers import Tokenizer
 
 from edgemesh.api.chat import ChatTemplate
 from edgemesh.api.detokenize import Pieces, TokenizerFile
+from edgemesh.api.dialect import ReasoningParser, ToolParser, dialect_of
 from edgemesh.api.errors import ApiError, invalid
 from edgemesh.api.openai import ChatMessage
+from edgemesh.api.parser import MARKS
+from edgemesh.api.tool_types import Tool
 
 MAX_FILE_BYTES: Final = 256 << 20
 
@@ -40,7 +43,7 @@ class ModelText:
 
     ``tokenizer`` and ``config`` are the bytes of ``tokenizer.json`` and ``tokenizer_config.json`` (empty: there is
     none), ``template`` the text of ``chat_template.jinja`` where there is one. Raises ``ValueError`` for files that say
-    nothing usable.
+    nothing usable. The parsers' kinds are the topology's.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class ModelText:
         *,
         clock: Callable[[], int],
         now: Callable[[], datetime],
+        tool_parser: ToolParser = "auto",
+        reasoning_parser: ReasoningParser = "auto",
     ) -> None:
         try:
             file = msgspec.json.decode(tokenizer, type=TokenizerFile)
@@ -62,6 +67,10 @@ class ModelText:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.pieces = Pieces(self.tokenizer, file)
+        self.marked_pieces = Pieces(self.tokenizer, file, MARKS)
+        """The same, with the tags of reasoning and calls as text, be they special tokens or not."""
+
+        self.special = frozenset(token.content for token in file.added_tokens if token.special)
         source = template if template is not None else _template(settings.chat_template)
         tokens = {
             name: token if isinstance(token, str) else str(token.get("content", ""))
@@ -69,6 +78,7 @@ class ModelText:
             if name.endswith("_token") and (token := getattr(settings, name)) is not None
         }
         self.template = None if source is None else ChatTemplate(source, tokens, clock=clock, now=now)
+        self.dialect = dialect_of(self.template, tool_parser, reasoning_parser)
 
     def render(
         self,
@@ -78,17 +88,19 @@ class ModelText:
         kwargs: dict[str, Any] | None,
         documents: Sequence[dict[str, str]] | None = None,
         continue_final_message: bool = False,
+        tools: Sequence[Tool] | None = None,
     ) -> str:
         """A conversation as the model reads it. Raises ``ApiError``."""
         if self.template is None:
             message = "this model has no chat template; use /v1/completions"
             raise invalid(message, "messages", "no_chat_template")
         return self.template.render(
-            messages,
+            self.dialect.messages(messages, tools),
             add_generation_prompt=add_generation_prompt,
             kwargs=kwargs,
             documents=documents,
             continue_final_message=continue_final_message,
+            tools=self.dialect.tools(tools),
         )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -11,6 +11,9 @@ MAX_TOOLS: Final = 128
 MAX_CALLS: Final = 128
 """Calls of one assistant message."""
 
+ToolForm = Literal["hermes", "llama"]
+"""How a model writes calls."""
+
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}(?![\s\S])")]
 CallId = Annotated[str, Meta(min_length=1, max_length=128)]
 

@@ -96,6 +96,21 @@ class Model(Section, frozen=True):
     served_name: Annotated[
         str, Meta(max_length=256, description="The model's name in the API. Empty: the last part of the path.")
     ] = ""
+    tool_parser: Annotated[
+        Literal["auto", "hermes", "llama", "none"],
+        Meta(
+            description="How the model writes calls of tools. hermes: JSON in <tool_call> tags. llama: JSON alone, or behind"
+            " <|python_tag|>. auto: as its chat template asks for; where that knows no tools, the server describes them, in hermes'"
+            " form. none: tools are refused."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "think", "none"],
+        Meta(
+            description="How the model writes its reasoning. think: in <think> tags, before the answer. auto: so if its chat"
+            " template names them. none: it is part of the answer."
+        ),
+    ] = "auto"
 
 
 class Engine(Section, frozen=True):

@@ -76,21 +76,23 @@ class FakeStream:
     def __init__(self, submit, group, script):
         self.submit, self.group, self.script = submit, group, script
         self.tokens = list(script(submit))
-        self.out = 0
+        self.out = len(submit.emitted)
         self.credit = submit.credit
 
 
 class FakeMesh:
     """Runs the gateway; use as a context manager."""
 
-    def __init__(self, *, env=None, capacity=None, group=None, serve=True, spawn=True, program=(), **gateway):
+    def __init__(
+        self, *, env=None, capacity=None, group=None, serve=True, spawn=True, program=(), model=None, **gateway
+    ):
         self._program = program or ("-m", "edgemesh.actors.gateway")
         self._serve, self._spawns = serve, spawn
         self.run_dir = Path(tempfile.mkdtemp(prefix="em-gw-")) / "run"
         settings = {"host": "127.0.0.1", "port": 0} | gateway
         self.topology = Topology(
             mesh=MeshShape(tp=2, dp=2, attn_tp=1),
-            model=Model(served_name="tiny"),
+            model=Model(**({"served_name": "tiny"} | (model or {}))),
             gateway=Gateway(**settings),
             group=Group(**(group or {})),
             trace=TraceSettings(dir=str(self.run_dir.parent / "trace")),
@@ -242,7 +244,9 @@ class FakeMesh:
                 self._place(message)
             case Cancel():
                 self.cancels.append(message)
-                self.live.pop(message.request, None)
+                stream = self.live.get(message.request)
+                if stream is not None and stream.submit.attempt == message.attempt:
+                    del self.live[message.request]
             case Credit():
                 self.credits.append(message)
                 if message.request in self.live:
@@ -260,12 +264,26 @@ class FakeMesh:
         group = self._turn % 2 if submit.pin is None else submit.pin
         if script == "lost":
             return
-        self._say(group, submit.gateway, Accepted(group, submit.gateway, 0, submit.request, 0))
+        self._say(group, submit.gateway, Accepted(group, submit.gateway, 0, submit.request, submit.attempt))
         if script == "fail":
             failed = Failed(group, submit.gateway, 0, submit.request, 0, 503, "group_failed", "the group failed")
             self._say(group, submit.gateway, failed)
             return
+        if script in {"say", "think"}:
+            self.live[submit.request] = FakeStream(submit, group, getattr(self, script))
+            return
         self.live[submit.request] = FakeStream(submit, group, SCRIPTS.get(script, say_back))
+
+    def say(self, submit):
+        """What the last user's message quotes."""
+        text = self.tokenizer.decode(submit.prompt.tolist(), skip_special_tokens=False)
+        return self.tokenizer.encode(text.rpartition("«")[2].partition("»")[0]).ids
+
+    def think(self, submit):
+        """Thoughts without end; an answer only where they were ended for it."""
+        emitted = submit.emitted.tolist()
+        endless = "<think>" + "so and " * 300
+        return [*emitted, *self.tokenizer.encode("yes" if emitted else endless).ids]
 
     def _say(self, group, gateway, message):
         with contextlib.suppress(LinkError):
@@ -303,7 +321,7 @@ class FakeMesh:
         logprobs = tuple(
             Logprob(token, -0.5, tuple(((token + k) % self.vocab, -0.5 - k) for k in range(wanted))) for token in tokens
         )
-        item = Item(submit.request, 0, at, tokens, finish, logprobs if wanted >= 0 else (), 2)
+        item = Item(submit.request, submit.attempt, at, tokens, finish, logprobs if wanted >= 0 else (), 2)
         if submit.session == "twice":
             other = Item(submit.request, 7, at, (5,), Finish.NONE)
             return [other, item, item]

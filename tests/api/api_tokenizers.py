@@ -27,9 +27,9 @@ CORPUS = [
 ] * 4
 
 
-def model_text(tokenizer, config=b"{}", template=None):
+def model_text(tokenizer, config=b"{}", template=None, **parsers):
     data = tokenizer if isinstance(tokenizer, bytes) else tokenizer.to_str().encode()
-    return ModelText(data, config, template, clock=time.monotonic_ns, now=datetime.now)
+    return ModelText(data, config, template, clock=time.monotonic_ns, now=datetime.now, **parsers)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.detokenize import IdPieces
 from edgemesh.api.errors import ApiError
+from edgemesh.api.events import Message
 from edgemesh.api.extras import (
     Extras,
     extras_of,
@@ -159,13 +160,18 @@ def test_what_an_answer_shows_beside_openais_fields():
 
 
 def part(index, *logprobs):
-    return Part(index, f"text {index}", Ending("stop"), [Logprob(1, value) for value in logprobs])
+    return Part(index, Message(f"text {index}"), Ending("stop"), [Logprob(1, value) for value in logprobs])
 
 
 def test_the_best_choices_of_each_prompt_are_kept_best_first():
     parts = [part(0, -3.0), part(1, -1.0, -1.0), part(2), part(3, -9.0), part(4, -2.0), part(5, -0.5)]
     kept = ranked(parts, [0, 0, 0, 1, 1, 1], Extras(best=2, scored=True))
-    assert [(each.index, each.text) for each in kept] == [(0, "text 1"), (1, "text 0"), (2, "text 5"), (3, "text 4")]
+    assert [(each.index, each.message.content) for each in kept] == [
+        (0, "text 1"),
+        (1, "text 0"),
+        (2, "text 5"),
+        (3, "text 4"),
+    ]
     assert {each.logprobs for each in kept} == {None}
     assert ranked(parts, [0, 0, 0, 1, 1, 1], Extras(best=1))[0].logprobs == parts[1].logprobs
     assert ranked(parts, [0] * 6, Extras()) == parts

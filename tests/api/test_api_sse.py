@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from openai.types.chat import ChatCompletion as OpenAIChat
 from openai.types.chat import ChatCompletionChunk
 
 from edgemesh.api.errors import context_length_exceeded, from_mesh, invalid, too_busy, unauthorised, unavailable
+from edgemesh.api.events import CallArguments, CallBegin, CallEnd, Content, Message, Reasoning, gather
 from edgemesh.api.forms import ChatForm, CompletionForm, Part
 from edgemesh.api.replies import Usage, usage
 from edgemesh.api.sse import DONE, Ending, error_frame, frame, usage_frame
@@ -66,7 +68,7 @@ def test_logprobs_stream_in_the_form_of_the_whole_answer(kind):
     form = kind(byte_level().pieces)
     head = form.head("x", 1, "m")
     [chunk] = chunks_of(form.events(head, include_usage=False).chunks(0).text("the", form.logprobs(ENTRIES, 4)))
-    whole = json.loads(form.reply(head, [Part(0, "the", STOP, ENTRIES)], USAGE))
+    whole = json.loads(form.reply(head, [Part(0, Message("the"), STOP, ENTRIES)], USAGE))
     streamed = chunk["choices"][0]["logprobs"]
     if kind is CompletionForm:
         assert streamed.pop("text_offset") == [4]
@@ -76,7 +78,7 @@ def test_logprobs_stream_in_the_form_of_the_whole_answer(kind):
 
 def test_whole_answers_are_openais():
     chat = ChatForm(byte_level().pieces)
-    parts = [Part(0, "é", STOP, None), Part(1, "", LENGTH, ENTRIES)]
+    parts = [Part(0, Message("é"), STOP, None), Part(1, Message(), LENGTH, ENTRIES)]
     body = chat.reply(chat.head("x", 1, "m"), parts, USAGE)
     parsed = OpenAIChat.model_validate_json(body, strict=True)
     assert [choice.message.content for choice in parsed.choices] == ["é", ""]
@@ -84,7 +86,7 @@ def test_whole_answers_are_openais():
     assert parsed.choices[1].logprobs.content[0].token == "the"
     assert parsed.usage.prompt_tokens_details.cached_tokens == 3
     plain = CompletionForm(byte_level().pieces, ["the "])
-    body = plain.reply(plain.head("x", 1, "m"), [Part(0, "fox", LENGTH, ENTRIES)], USAGE)
+    body = plain.reply(plain.head("x", 1, "m"), [Part(0, Message("fox"), LENGTH, ENTRIES)], USAGE)
     parsed = OpenAICompletion.model_validate_json(body, strict=True)
     assert parsed.choices[0].logprobs.top_logprobs == [{"the": -0.5}]
     assert parsed.usage.total_tokens == 12
@@ -100,6 +102,70 @@ def test_a_stream_ends_with_its_usage_if_it_was_asked_for_and_with_an_error_that
     assert (plain.end(USAGE), counted.end(USAGE)) == (DONE, usage_frame(head, USAGE) + DONE)
     error = unavailable("gone")
     assert plain.fail(error) == counted.fail(error) == error_frame(error) + DONE
+
+
+TOLD = [
+    Reasoning("why"),
+    Reasoning(" so"),
+    Content("Let me see."),
+    CallBegin(0, "call_0", "f"),
+    CallArguments(0, '{"a": "'),
+    CallArguments(0, 'é"}'),
+    CallEnd(0),
+    CallBegin(1, "call_1", "g"),
+    CallArguments(1, "{}"),
+    CallEnd(1),
+]
+
+
+@pytest.mark.parametrize("cut", [[10], [1, 5, 10], range(1, 11)])
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_a_message_streams_as_openais_client_puts_it_together(cut, logprobs):
+    form = ChatForm(byte_level().pieces)
+    head = form.head("x", 1, "m")
+    made = form.events(head, include_usage=False).chunks(0)
+    entries = form.logprobs(ENTRIES, 0) if logprobs else None
+    stream = made.first()
+    for start, end in itertools.pairwise([0, *cut]):
+        stream += made.tell(TOLD[start:end], entries)
+    chunks = chunks_of(stream + made.last(Ending("tool_calls")))
+    told = [ChatCompletionChunk.model_validate(chunk, strict=True).choices[0] for chunk in chunks]
+    message = gather(TOLD)
+    assert "".join(each.delta.content or "" for each in told) == message.content == "Let me see."
+    assert (
+        "".join(each.delta.model_extra.get("reasoning_content", "") for each in told) == message.reasoning == "why so"
+    )
+    calls = {}
+    for part in itertools.chain.from_iterable(each.delta.tool_calls or () for each in told):
+        call = calls.setdefault(part.index, {"arguments": ""})
+        call["arguments"] += part.function.arguments
+        if part.id is not None:
+            assert len(call) == 1
+            call |= {"id": part.id, "name": part.function.name, "type": part.type}
+    assert calls == {
+        0: {"arguments": '{"a": "é"}', "id": "call_0", "name": "f", "type": "function"},
+        1: {"arguments": "{}", "id": "call_1", "name": "g", "type": "function"},
+    }
+    shown = [each.logprobs for each in told if each.logprobs is not None]
+    assert len(shown) == len(list(cut)) * logprobs
+    body = json.loads(form.reply(head, [Part(0, message, Ending("tool_calls"), None)], USAGE))
+    whole = OpenAIChat.model_validate(body, strict=True).choices[0]
+    assert whole.finish_reason == told[-1].finish_reason == "tool_calls"
+    assert [call.function.arguments for call in whole.message.tool_calls] == ['{"a": "é"}', "{}"]
+    assert whole.message.model_extra["reasoning_content"] == "why so"
+
+
+def test_what_a_message_has_none_of_is_left_out():
+    form = ChatForm(byte_level().pieces)
+    head = form.head("x", 1, "m")
+    only = gather(TOLD[3:7])
+    told = [
+        json.loads(form.reply(head, [Part(0, each, STOP, None)], USAGE)) for each in (Message("x"), Message(), only)
+    ]
+    messages = [each["choices"][0]["message"] for each in told]
+    assert [message["content"] for message in messages] == ["x", "", None]
+    assert not {"tool_calls", "reasoning_content"} & (set(messages[0]) | set(messages[1]))
+    assert "reasoning_content" not in messages[2]
 
 
 def test_the_last_chunk_has_the_usage_and_no_choice():

@@ -1,0 +1,105 @@
+"""A chat request to the prompt that its model reads, and to what is looked for in the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from edgemesh.api.conversation import tool_names
+from edgemesh.api.dialect import Dialect
+from edgemesh.api.errors import ApiError, invalid
+from edgemesh.api.openai import ChatRequest
+from edgemesh.api.parser import Parsing
+from edgemesh.api.reasoning import CLOSING, closed, closes, opens
+from edgemesh.api.text import ModelText
+from edgemesh.api.tool_types import NamedTool, Tool
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The prompt's tokens, and what is looked for in the answer (None: nothing but content)."""
+
+    ids: list[int]
+    parsing: Parsing | None
+
+
+def ask(text: ModelText, request: ChatRequest) -> Asked:
+    """What the model is asked. Raises ``ApiError``, also for what this model cannot do."""
+    dialect = text.dialect
+    tools = offered(request)
+    if tools and dialect.form is None and text.template is not None:
+        message = '`tools` are not served: this server\'s `model.tool_parser` is "none"'
+        raise invalid(message, "tools", "unsupported_parameter")
+    if request.thinking_token_budget is not None and not dialect.thinks:
+        message = (
+            "`thinking_token_budget` is only allowed with a model that reasons, and this one's chat template knows none"
+        )
+        raise invalid(message, "thinking_token_budget", "unsupported_parameter")
+    rendered = text.render(
+        request.messages,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        kwargs=_kwargs(text, request),
+        documents=request.documents,
+        continue_final_message=request.continue_final_message is True,
+        tools=tools,
+    )
+    thinks = _thinks(dialect, request, rendered)
+    if thinks and request.thinking_token_budget == 0:
+        rendered, thinks = closed(rendered), False
+    ids = text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
+    if not (tools or thinks):
+        return Asked(ids, None)
+    budget = request.thinking_token_budget or 0
+    parsing = Parsing(
+        form=dialect.form or "hermes",
+        tools=_callable(request, tools),
+        most=1 if request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool) else 0,
+        thinks=thinks,
+        opened=opens(rendered),
+        thoughts=request.include_reasoning is not False,
+        budget=budget,
+        closing=tuple(text.encode(CLOSING, add_special_tokens=False)) if budget else (),
+    )
+    return Asked(ids, parsing)
+
+
+def offered(request: ChatRequest) -> list[Tool]:
+    """The tools that the model is told of: none where it may call none."""
+    return [] if request.tool_choice == "none" else request.tools or []
+
+
+def _callable(request: ChatRequest, tools: list[Tool]) -> frozenset[str]:
+    choice = request.tool_choice
+    return frozenset((choice.function.name,) if isinstance(choice, NamedTool) else tool_names(tools))
+
+
+def _thinks(dialect: Dialect, request: ChatRequest, rendered: str) -> bool:
+    """Whether the answer may begin with reasoning: that of a message that goes on is over, unless it stands open."""
+    if not dialect.thinks or closes(rendered):
+        return False
+    return opens(rendered) or request.continue_final_message is not True
+
+
+def _kwargs(text: ModelText, request: ChatRequest) -> dict[str, Any] | None:
+    """The template's variables, with the effort under the name by which this template knows it."""
+    kwargs, effort, template = request.chat_template_kwargs, request.reasoning_effort, text.template
+    if effort is None or template is None:
+        return kwargs
+    if template.reads("reasoning_effort"):
+        return _joined(kwargs, "reasoning_effort", effort)
+    if effort == "none" and template.reads("enable_thinking"):
+        return _joined(kwargs, "enable_thinking", value=False)
+    raise _no_effort(thinking=template.reads("enable_thinking"))
+
+
+def _joined(kwargs: dict[str, Any] | None, name: str, value: object) -> dict[str, Any]:
+    if kwargs is not None and kwargs.get(name, value) != value:
+        message = f"`reasoning_effort` and `chat_template_kwargs.{name}` contradict each other; give one of them"
+        raise invalid(message, "reasoning_effort")
+    return (kwargs or {}) | {name: value}
+
+
+def _no_effort(*, thinking: bool) -> ApiError:
+    allowed = 'leave it out or give "none"' if thinking else "leave it out"
+    message = f"`reasoning_effort` is not read by this model's chat template; {allowed}"
+    return invalid(message, "reasoning_effort", "unsupported_parameter")
