@@ -10,7 +10,7 @@ from starlette.types import Send
 from edgemesh.actors.gateway_http import ClientGoneError, begin_events
 from edgemesh.actors.gateway_streams import Flight, Stream, Streams
 from edgemesh.api.errors import ApiError
-from edgemesh.api.events import Content, Event, gather
+from edgemesh.api.events import Content, Event
 from edgemesh.api.extras import ranked, with_prompt, with_token_ids, with_usage
 from edgemesh.api.forms import Form, Part
 from edgemesh.api.replies import Usage, usage
@@ -67,7 +67,7 @@ class Answer:
         parts = [
             Part(
                 index=stream.choice.index,
-                message=gather(told[stream.id]),
+                told=told[stream.id],
                 ending=self.endings[stream.id],
                 logprobs=None if stream.choice.sampling.logprobs < 0 else entries[stream.id],
                 token_ids=stream.tokens[: stream.text.tokens].tolist() if extras.token_ids else None,

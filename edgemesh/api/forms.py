@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from edgemesh.api.detokenize import Pieces
-from edgemesh.api.events import Message
+from edgemesh.api.events import Event, Message, gather
 from edgemesh.api.logprobs import chat_logprobs, completion_logprobs
 from edgemesh.api.replies import (
     AssistantMessage,
@@ -27,14 +27,19 @@ from edgemesh.wire.messages import Logprob
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One choice of a whole answer; what is None was not asked for."""
+    """One choice of a whole answer, told by its events; what is None was not asked for."""
 
     index: int
-    message: Message
+    told: Sequence[Event]
     ending: Ending
     logprobs: Sequence[Logprob] | None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+
+    @property
+    def message(self) -> Message:
+        """The events put together."""
+        return gather(self.told)
 
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.detokenize import IdPieces
 from edgemesh.api.errors import ApiError
-from edgemesh.api.events import Message
+from edgemesh.api.events import Content
 from edgemesh.api.extras import (
     Extras,
     extras_of,
@@ -160,7 +160,7 @@ def test_what_an_answer_shows_beside_openais_fields():
 
 
 def part(index, *logprobs):
-    return Part(index, Message(f"text {index}"), Ending("stop"), [Logprob(1, value) for value in logprobs])
+    return Part(index, [Content(f"text {index}")], Ending("stop"), [Logprob(1, value) for value in logprobs])
 
 
 def test_the_best_choices_of_each_prompt_are_kept_best_first():

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion as OpenAIChat
 from openai.types.chat import ChatCompletionChunk
 
 from edgemesh.api.errors import context_length_exceeded, from_mesh, invalid, too_busy, unauthorised, unavailable
-from edgemesh.api.events import CallArguments, CallBegin, CallEnd, Content, Message, Reasoning, gather
+from edgemesh.api.events import CallArguments, CallBegin, CallEnd, Content, Reasoning, gather
 from edgemesh.api.forms import ChatForm, CompletionForm, Part
 from edgemesh.api.replies import Usage, usage
 from edgemesh.api.sse import DONE, Ending, error_frame, frame, usage_frame
@@ -68,7 +68,7 @@ def test_logprobs_stream_in_the_form_of_the_whole_answer(kind):
     form = kind(byte_level().pieces)
     head = form.head("x", 1, "m")
     [chunk] = chunks_of(form.events(head, include_usage=False).chunks(0).text("the", form.logprobs(ENTRIES, 4)))
-    whole = json.loads(form.reply(head, [Part(0, Message("the"), STOP, ENTRIES)], USAGE))
+    whole = json.loads(form.reply(head, [Part(0, [Content("the")], STOP, ENTRIES)], USAGE))
     streamed = chunk["choices"][0]["logprobs"]
     if kind is CompletionForm:
         assert streamed.pop("text_offset") == [4]
@@ -78,7 +78,7 @@ def test_logprobs_stream_in_the_form_of_the_whole_answer(kind):
 
 def test_whole_answers_are_openais():
     chat = ChatForm(byte_level().pieces)
-    parts = [Part(0, Message("é"), STOP, None), Part(1, Message(), LENGTH, ENTRIES)]
+    parts = [Part(0, [Content("é")], STOP, None), Part(1, [], LENGTH, ENTRIES)]
     body = chat.reply(chat.head("x", 1, "m"), parts, USAGE)
     parsed = OpenAIChat.model_validate_json(body, strict=True)
     assert [choice.message.content for choice in parsed.choices] == ["é", ""]
@@ -86,7 +86,7 @@ def test_whole_answers_are_openais():
     assert parsed.choices[1].logprobs.content[0].token == "the"
     assert parsed.usage.prompt_tokens_details.cached_tokens == 3
     plain = CompletionForm(byte_level().pieces, ["the "])
-    body = plain.reply(plain.head("x", 1, "m"), [Part(0, Message("fox"), LENGTH, ENTRIES)], USAGE)
+    body = plain.reply(plain.head("x", 1, "m"), [Part(0, [Content("fox")], LENGTH, ENTRIES)], USAGE)
     parsed = OpenAICompletion.model_validate_json(body, strict=True)
     assert parsed.choices[0].logprobs.top_logprobs == [{"the": -0.5}]
     assert parsed.usage.total_tokens == 12
@@ -148,7 +148,7 @@ def test_a_message_streams_as_openais_client_puts_it_together(cut, logprobs):
     }
     shown = [each.logprobs for each in told if each.logprobs is not None]
     assert len(shown) == len(list(cut)) * logprobs
-    body = json.loads(form.reply(head, [Part(0, message, Ending("tool_calls"), None)], USAGE))
+    body = json.loads(form.reply(head, [Part(0, TOLD, Ending("tool_calls"), None)], USAGE))
     whole = OpenAIChat.model_validate(body, strict=True).choices[0]
     assert whole.finish_reason == told[-1].finish_reason == "tool_calls"
     assert [call.function.arguments for call in whole.message.tool_calls] == ['{"a": "é"}', "{}"]
@@ -158,9 +158,8 @@ def test_a_message_streams_as_openais_client_puts_it_together(cut, logprobs):
 def test_what_a_message_has_none_of_is_left_out():
     form = ChatForm(byte_level().pieces)
     head = form.head("x", 1, "m")
-    only = gather(TOLD[3:7])
     told = [
-        json.loads(form.reply(head, [Part(0, each, STOP, None)], USAGE)) for each in (Message("x"), Message(), only)
+        json.loads(form.reply(head, [Part(0, each, STOP, None)], USAGE)) for each in ([Content("x")], [], TOLD[3:7])
     ]
     messages = [each["choices"][0]["message"] for each in told]
     assert [message["content"] for message in messages] == ["x", "", None]
