@@ -49,7 +49,7 @@ class Arm(Part, frozen=True, kw_only=True):
 
 
 class ArmLoad(Part, frozen=True, kw_only=True):
-    """One load that every arm gets; ``rate`` 0 is the closed loop."""
+    """One load that every arm gets; ``rate`` 0 is the closed loop. A mesh puts all of it on ``group``, if one is given."""
 
     name: Name
     concurrency: Count
@@ -59,6 +59,7 @@ class ArmLoad(Part, frozen=True, kw_only=True):
     rate: Annotated[float, Meta(ge=0)] = 0.0
     warmup: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     endpoint: Endpoint = Endpoint.COMPLETIONS
+    group: Annotated[int, Meta(ge=0, le=1 << 16)] | None = None
 
 
 class Spec(Part, frozen=True, kw_only=True):

@@ -125,6 +125,8 @@ class Shape(Struct, frozen=True):
     vocab: int = 32000
     ignore_eos: bool = True
     seed: int = 0
+    group: int | None = None
+    """The group that every request is pinned to: an extension of this mesh's gateway."""
 
 
 def path(shape: Shape) -> str:
@@ -179,6 +181,8 @@ def body(shape: Shape, index: int, dataset: Sequence[Entry] = ()) -> bytes:
     }
     if shape.ignore_eos:
         fields["ignore_eos"] = True
+    if shape.group is not None:
+        fields["group"] = shape.group
     if dataset:
         entry = dataset[index % len(dataset)]
         own = entry.messages or [{"role": "user", "content": entry.prompt}]

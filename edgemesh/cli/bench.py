@@ -55,6 +55,9 @@ def serve(
     ignore_eos: Annotated[
         bool, typer.Option(help="Ask for exactly --output-len tokens (an extension that most engines know).")
     ] = True,
+    group: Annotated[
+        int | None, typer.Option(min=0, help="Pin every request to this group (of this mesh only).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of prompts; another seed makes a warm prefix cache cold.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None,
 ) -> None:
@@ -63,7 +66,7 @@ def serve(
         entries = _dataset(prompt, dataset, endpoint)
         target = read_target(url, os.environ.get("OPENAI_API_KEY", ""))
         shape = prompts.Shape(
-            model or model_of(target), endpoint, prompt, input_len, output_len, vocab, ignore_eos, seed
+            model or model_of(target), endpoint, prompt, input_len, output_len, vocab, ignore_eos, seed, group
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

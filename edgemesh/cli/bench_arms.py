@@ -97,6 +97,7 @@ def _drive(spec: Spec, arm: Arm, load: ArmLoad, url: str, directory: Path) -> Re
         spec.vocab,
         # Each load of an arm has prompts of its own, the same for all arms: no cache has seen them.
         seed=1 + [each.name for each in spec.loads].index(load.name),
+        group=load.group,
     )
     shaped = Load(load.requests, load.concurrency, load.rate, load.warmup)
     calls = drive(goal, shape, shaped, lambda _: None)

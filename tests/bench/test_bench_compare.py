@@ -130,6 +130,11 @@ def test_a_dataset_is_sent_as_it_stands_and_begins_again():
     assert sent == [[{"role": "system", "content": "s"}], [{"role": "user", "content": "one"}]]
 
 
+def test_a_load_may_be_pinned_to_a_group():
+    assert json.loads(prompts.body(Shape("m", group=1), 0))["group"] == 1
+    assert "group" not in json.loads(prompts.body(Shape("m"), 0))
+
+
 def test_the_dataset_options_go_together(tmp_path):
     run = CliRunner().invoke
     assert "needs --dataset" in run(app, ["serve", "--prompt", "dataset"]).stderr
