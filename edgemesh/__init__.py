@@ -8,6 +8,7 @@ The layout, from the bottom up; imports go only downward, and packages of one li
     runtime     sockets, the actor loop, traces, processes
     engine      the only torch: network, attention, collectives, sampler, weights and their memory
     api         the OpenAI API without its sockets
+    grammar     which tokens a grammar allows next, worked out in a process of its own
     inspect     what ``edgemesh trace`` makes of the traces
     bench       load generators and their statistics
     actors      one file per kind of process

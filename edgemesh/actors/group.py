@@ -4,8 +4,10 @@ It takes requests from the router, agrees on each step with its peers through th
 and sends what they drew straight to the gateway. All decisions are ``decide.scheduling``'s; this file carries messages.
 """
 
+from collections.abc import Callable
 from typing import Final, assert_never
 
+from edgemesh.actors.group_desk import Desk, open_desk
 from edgemesh.decide import barrier
 from edgemesh.decide.owed import Owed, Word
 from edgemesh.decide.scheduling import Scheduler
@@ -50,10 +52,14 @@ CHECK_AFTER_NS: Final = 200_000_000
 GroupInbox = Place | Cancel | Credit | Release | Attached | Done | IdleDone | StepFault | Begin | Health | Drain | Stop
 
 
+MakeDesk = Callable[[Capacity], Desk]
+"""Who works grammars out for a model of this capacity."""
+
+
 class GroupActor:
     """One DP group's event loop: take what came, let the scheduler decide, send what it wants."""
 
-    def __init__(self, mesh: Mesh, name: str, epoch: int, port: Port) -> None:
+    def __init__(self, mesh: Mesh, name: str, epoch: int, port: Port, make_desk: MakeDesk) -> None:
         self.mesh = mesh
         self.name = name
         self.epoch = epoch
@@ -66,6 +72,8 @@ class GroupActor:
         self.supervisor = supervisor_of(mesh, name)
         self.waiting_for = {(plane, rank) for plane in mesh.planes for rank in mesh.ranks_of(group)}
         self.scheduler: Scheduler | None = None
+        self._make_desk = make_desk
+        self._desk: Desk | None = None
         self.ready = False
         self._ranks = {plane: mesh.rank_names(group, plane) for plane in mesh.planes}
         self._rules = {plane: barrier.rule_for(mesh.topology, plane) for plane in mesh.planes}
@@ -129,6 +137,7 @@ class GroupActor:
 
     def _begin(self, capacity: Capacity) -> None:
         topology = self.mesh.topology
+        self._desk = self._make_desk(capacity)
         self.scheduler = Scheduler(
             Config(
                 group=self.group,
@@ -146,6 +155,7 @@ class GroupActor:
                 pause_ns=int(topology.group.credit_deadline_s * 1e9),
                 prefix_cache=topology.group.prefix_cache,
                 graphs=any(rule.buckets for rule in self._rules.values()),
+                eos_token_ids=capacity.eos_token_ids,
             )
         )
 
@@ -153,9 +163,11 @@ class GroupActor:
 
     def settle(self) -> None:
         """Commit what can run next, and send all that the events since the last call led to."""
-        scheduler = self.scheduler
-        if scheduler is None:
+        scheduler, desk = self.scheduler, self._desk
+        if scheduler is None or desk is None:
             return
+        for answer in desk.answers():
+            scheduler.answer(answer, self.port.now())
         if not self.ready:
             if self.waiting_for:
                 return
@@ -165,13 +177,13 @@ class GroupActor:
         self.owed.pay(self.port.now(), self._said)
         # Plans of released ticks go out before the next step is thought about: the ranks wait for them.
         going = True
-        self._perform(scheduler)
+        self._perform(scheduler, desk)
         while going:
             scheduler.advance(self.port.now())
-            going = self._perform(scheduler)
+            going = self._perform(scheduler, desk)
         self._report(scheduler, self.port.now())
 
-    def _perform(self, scheduler: Scheduler) -> bool:
+    def _perform(self, scheduler: Scheduler, desk: Desk) -> bool:
         """Send everything; True if that itself led to more (a release of the barrier inside this group, a lost gateway)."""
         effects = scheduler.effects()
         for message in effects.plans:
@@ -181,6 +193,7 @@ class GroupActor:
             self._answer(scheduler, reply, reply.gateway)
         for gateway, items in effects.items.items():
             self._answer(scheduler, Emit(self.group, gateway, self.epoch, tuple(items)), gateway)
+        desk.take(effects.asks, effects.dropped)
         for event, fields in effects.notes:
             self.port.trace.event(event, **fields)
         for arrive in effects.arrivals:
@@ -254,6 +267,8 @@ class GroupActor:
     def deadline(self) -> int | None:
         """When to settle though nothing came."""
         due = [self._load_due_ns, self.owed.deadline]
+        if self._desk is not None:
+            due.append(self._desk.deadline())
         if self.scheduler is not None:
             due.append(self.scheduler.deadline())
             due.append(self._check_due_ns if self.scheduler.quiet else None)
@@ -275,5 +290,10 @@ def _phase(flying: object, committed: object) -> Phase:
     return Phase.ARRIVED if committed else Phase.WAITING
 
 
+def real(mesh: Mesh, name: str, epoch: int, port: Port) -> GroupActor:
+    """A group whose grammars are worked out by a process of its own."""
+    return GroupActor(mesh, name, epoch, port, lambda capacity: open_desk(mesh, name, port, capacity))
+
+
 if __name__ == "__main__":
-    main(GroupActor)
+    main(real)

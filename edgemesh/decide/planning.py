@@ -5,6 +5,7 @@ from heapq import heappop
 from typing import Final
 
 from edgemesh.decide.admission import admit, grow, prefilling
+from edgemesh.decide.grammar import packed
 from edgemesh.decide.request import Event, Sequence
 from edgemesh.decide.scoring import MAX_SCORED, cut, scoring
 from edgemesh.decide.state import GroupState
@@ -18,6 +19,9 @@ MAX_CHUNKS: Final = 64
 
 MAX_JOINS: Final = 512
 """Rows that may enter the batch in a step: each may bring its history in a frame of its own, and a message has a bound on those."""
+
+MAX_MASK_BYTES: Final = 16 << 20
+"""Masks of one kind (prompts, rows, rows that join) in a step: they share a frame, which has a bound; the others wait for the next."""
 
 MIN_CHUNK: Final = 16
 """Prompt tokens that a mixed step offers at least, however many rows decode beside them."""
@@ -56,17 +60,22 @@ def _prefill(state: GroupState, step: Step, budget: int, now_ns: int) -> int:
         return 1, sequence.target - sequence.planned, sequence.order
 
     chunks: list[Chunk] = []
+    masks: dict[int, bytes] = {}
+    masked = 0
     tokens = array("i")
     scores = MAX_SCORED
-    for sequence in sorted(prefilling(state), key=urgency)[:MAX_CHUNKS]:
+    for sequence in sorted(prefilling(state), key=urgency):
         room = budget - len(tokens)
-        if room <= 0:
+        if room <= 0 or len(chunks) >= MAX_CHUNKS:
             break
         start = sequence.planned
         upto = cut(sequence, min(sequence.target, start + room), scores)
         if upto == start:
             continue  # it waits for a step that scores fewer positions of others
         final = upto == sequence.target and not sequence.prompt_only
+        masked += len(sequence.mask) if final else 0
+        if final and (not sequence.drawable or masked > MAX_MASK_BYTES):
+            continue
         sampling = sequence.submit.sampling
         history = TokenArray(sequence.tokens.tobytes()) if final and sampling.needs_history else TokenArray()
         wanted = scoring(sequence, upto)
@@ -84,11 +93,13 @@ def _prefill(state: GroupState, step: Step, budget: int, now_ns: int) -> int:
                 wanted,
             )
         )
+        if final and sequence.mask:
+            masks[len(chunks) - 1] = sequence.mask
         tokens.extend(sequence.tokens[start:upto])
         sequence.planned = upto
         step.chunks.append(Run(sequence, sequence.life, upto, final, scoring=wanted))
     if chunks:
-        step.prefill = Prefill(tuple(chunks), TokenArray(tokens))
+        step.prefill = Prefill(tuple(chunks), TokenArray(tokens), tuple(masks), packed(masks.values()))
     return len(tokens)
 
 
@@ -97,16 +108,20 @@ def _decode(state: GroupState, step: Step, now_ns: int) -> tuple[int, int]:
     sits, grown = _room(state, now_ns)
     joins = _join(state, now_ns)
     longest = 0
+    masks: dict[int, bytes] = {}
     for slot, sequence in state.rows.items():
         if slot in sits:
             continue
+        if sequence.mask:
+            masks[slot] = sequence.mask
         step.rows.append(Run(sequence, sequence.life, slot=slot))
         sequence.flying += 1
         longest = max(longest, len(sequence.tokens) + sequence.flying)
     if not step.rows:
         return 0, 0
     grows = tuple(Grow(each.slot, tuple(each.pages[had:])) for each, had in grown.items() if each.slot >= 0)
-    step.decode = Decode(tuple(state.leaves), tuple(map(_entry, joins)), grows, tuple(sorted(sits)))
+    leaves, sitting = tuple(state.leaves), tuple(sorted(sits))
+    step.decode = Decode(leaves, tuple(map(_entry, joins)), grows, sitting, tuple(masks), packed(masks.values()))
     state.leaves = []
     for run in step.rows:
         if run.sequence.left <= run.sequence.flying:
@@ -118,9 +133,14 @@ def _room(state: GroupState, now_ns: int) -> tuple[set[int], dict[Sequence, int]
     """Pages for the next position of every row: (slots that must sit out, rows that grew and the pages they had)."""
     grown: dict[Sequence, int] = {}
     short: list[Sequence] = []
+    masked = 0
     for sequence in list(state.rows.values()):
         if sequence.slot < 0:
             continue  # preempted for one before it
+        masked += len(sequence.mask)
+        if not sequence.drawable or masked > MAX_MASK_BYTES:
+            short.append(sequence)
+            continue
         if sequence.out + sequence.flying >= sequence.credit:
             state.paused.setdefault(sequence)
             sequence.paused_ns = sequence.paused_ns or now_ns
@@ -137,9 +157,13 @@ def _room(state: GroupState, now_ns: int) -> tuple[set[int], dict[Sequence, int]
 def _join(state: GroupState, now_ns: int) -> list[Sequence]:
     """Rows that enter the batch; the page of their next position is theirs since their admission."""
     joins: list[Sequence] = []
+    masked = 0
     for sequence in list(state.ready):
         if not state.free_slots or len(joins) >= MAX_JOINS:
             break
+        masked += len(sequence.mask)
+        if not sequence.drawable or masked > MAX_MASK_BYTES:
+            continue
         if sequence.out >= sequence.credit:
             state.paused.setdefault(sequence)
             sequence.paused_ns = sequence.paused_ns or now_ns

@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Final
 
+from edgemesh.decide.grammar import Constraint
 from edgemesh.decide.prefix import Cursor, root_of
 from edgemesh.wire.messages import Submit
 
@@ -92,6 +93,7 @@ class Sequence:
     life: int = 0
     admission: int = 0
     paused_ns: int = 0
+    grammar: Constraint | None = None
 
     def __post_init__(self) -> None:
         self.cursor = Cursor(root_of(self.submit.tenant))
@@ -126,6 +128,16 @@ class Sequence:
     def to_score(self) -> int:
         """Positions whose log-probabilities are asked for: all of the prompt's but the last, which no prompt token follows."""
         return self.prompt_tokens - 1 if self.submit.prompt_logprobs >= 0 else 0
+
+    @property
+    def mask(self) -> bytes:
+        """What its next token may be; empty where there is no grammar, or its answer is not in."""
+        return b"" if self.grammar is None or self.grammar.mask is None else self.grammar.mask
+
+    @property
+    def drawable(self) -> bool:
+        """Whether a step may draw its next token: under a grammar, once what that may be is known."""
+        return self.grammar is None or (bool(self.mask) and not self.flying)
 
     def move(self, event: Event) -> None:
         """Take one step of the table."""

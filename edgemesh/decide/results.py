@@ -91,7 +91,7 @@ def _row(state: GroupState, sequence: Sequence, token: int, logprob: Logprob | N
 
 def _accept(state: GroupState, sequence: Sequence, token: int, logprob: Logprob | None) -> None:
     index = sequence.out
-    if token in sequence.stops and index >= sequence.submit.sampling.min_tokens:
+    if _stops(state, sequence, token):
         state.emit(sequence, index, (), Finish.STOP, stop_token=token)
         finish(state, sequence, Finish.STOP)
         return
@@ -100,6 +100,15 @@ def _accept(state: GroupState, sequence: Sequence, token: int, logprob: Logprob 
     state.emit(sequence, index, (token,), Finish.LENGTH if ended else Finish.NONE, logprob)
     if ended:
         finish(state, sequence, Finish.LENGTH)
+    elif sequence.grammar is not None:
+        state.ask(sequence, sequence.grammar, (token,))
+
+
+def _stops(state: GroupState, sequence: Sequence, token: int) -> bool:
+    """Whether the token is the end: a stop token once there are enough others, or the end of a grammar that allows no other."""
+    if token in sequence.stops and sequence.out >= sequence.submit.sampling.min_tokens:
+        return True
+    return sequence.grammar is not None and token in state.config.eos_token_ids
 
 
 def finish(state: GroupState, sequence: Sequence, reason: Finish) -> None:

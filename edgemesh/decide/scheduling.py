@@ -5,6 +5,8 @@ pieces: ``admission`` (who gets pages), ``planning`` (what a step runs), ``resul
 """
 
 from edgemesh.decide.admission import make_way, parkable
+from edgemesh.decide.asks import Answer
+from edgemesh.decide.constraining import answer, constrain, due, expire
 from edgemesh.decide.planning import plan
 from edgemesh.decide.request import Sequence
 from edgemesh.decide.results import apply
@@ -26,6 +28,7 @@ class Scheduler:
         """A request becomes this group's: queued, or refused at once with an error."""
         state, submit = self.state, place.submit
         state.placed += 1
+        state.now_ns = now_ns
         key = (submit.request, submit.attempt)
         if key in state.tombstones:
             del state.tombstones[key]
@@ -42,6 +45,8 @@ class Scheduler:
             return
         state.live[submit.request] = sequence
         state.queue.add(sequence)
+        if submit.grammar and not sequence.prompt_only:
+            constrain(state, sequence)
         state.effects.replies.append(
             Accepted(self.config.group, submit.gateway, self.config.epoch, submit.request, submit.attempt)
         )
@@ -100,6 +105,11 @@ class Scheduler:
             if sequence.out + sequence.flying < sequence.credit:
                 self.state.resume(sequence)
 
+    def answer(self, found: Answer, now_ns: int) -> None:
+        """What a request's grammar allows next is known."""
+        self.state.now_ns = now_ns
+        answer(self.state, found, now_ns)
+
     # --- steps ---
 
     def release(self, release: Release, now_ns: int) -> None:
@@ -124,6 +134,7 @@ class Scheduler:
     def done(self, done: Done | IdleDone, now_ns: int) -> None:
         """A step's result is in."""
         state = self.state
+        state.now_ns = now_ns
         idle = isinstance(done, IdleDone)
         step: Step = state.pipelines[done.plane].acknowledge(done.tick, idle=idle)
         state.effects.note(
@@ -142,6 +153,8 @@ class Scheduler:
         if self.state.paused:
             self._expire(now_ns)
             make_way(self.state, now_ns)
+        if self.state.asking:
+            expire(self.state, now_ns)
         for plane, pipeline in self.state.pipelines.items():
             if pipeline.open:
                 pipeline.committed = plan(self.state, plane, now_ns)
@@ -165,11 +178,10 @@ class Scheduler:
 
     def deadline(self) -> int | None:
         """When ``advance`` must be called though nothing happens."""
-        if not self.state.paused:
-            return None
         ends = [each.paused_ns + self.config.pause_ns for each in self.state.paused]
-        parks = [each.paused_ns + self.config.park_ns for each in parkable(self.state)]
-        return min(ends + parks)
+        parks = [each.paused_ns + self.config.park_ns for each in parkable(self.state)] if ends else []
+        answered = due(self.state)
+        return min([*ends, *parks, *([] if answered is None else [answered])], default=None)
 
     @property
     def busy(self) -> bool:

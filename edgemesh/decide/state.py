@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from heapq import heappush
 from typing import Final
 
+from edgemesh.decide.asks import Ask
+from edgemesh.decide.grammar import Constraint
 from edgemesh.decide.pages import Pages
 from edgemesh.decide.prefix import Prefix
 from edgemesh.decide.queue import FairQueue
@@ -24,7 +26,8 @@ class Config:
 
     ``pages`` counts scratch page 0; ``slots`` bounds admitted requests and decode rows; ``chunk_tokens`` one step's prompt
     tokens; ``reserve_tokens`` is what each running row may still grow by before anyone new is admitted. A request whose
-    client does not read keeps its pages from those that wait for ``park_ns``, and ends after ``pause_ns``.
+    client does not read keeps its pages from those that wait for ``park_ns``, and ends after ``pause_ns``. What a grammar allows
+    must be worked out in ``grammar_ns``; it may end with one of ``eos_token_ids``.
     """
 
     group: int
@@ -44,6 +47,8 @@ class Config:
     prefix_cache: bool = True
     depth: int = 2
     graphs: bool = False
+    grammar_ns: int = 60_000_000_000
+    eos_token_ids: tuple[int, ...] = ()
 
 
 Note = tuple[str, dict[str, object]]
@@ -51,13 +56,18 @@ Note = tuple[str, dict[str, object]]
 
 @dataclass(slots=True)
 class Effects:
-    """What is to be done: messages in the order of their making, and notes for the trace."""
+    """What is to be done: messages in the order of their making, notes for the trace, and questions about grammars.
+
+    Of the ``dropped`` requests nothing will be asked any more.
+    """
 
     arrivals: list[Arrive] = field(default_factory=list)
     plans: list[Plan | IdlePlan] = field(default_factory=list)
     items: dict[int, list[Item]] = field(default_factory=dict)
     replies: list[Accepted | Failed] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    asks: list[Ask] = field(default_factory=list)
+    dropped: list[Sequence] = field(default_factory=list)
 
     def note(self, event: str, **fields: object) -> None:
         """Leave a line in the trace."""
@@ -69,7 +79,7 @@ class GroupState:
 
     ``live`` are all requests not ended, ``admitted`` those that hold pages (oldest first), ``prefilling`` those of them whose
     prompt is being computed, ``ready`` those that wait to join the batch, ``rows`` the batch by slot, ``paused`` those whose client must read first: a preempted one of them stays out
-    of the queue until then. ``wasted`` pages belong to no one until the steps that name them are done.
+    of the queue until then. ``asking`` are those whose grammar is being asked about, and since when, the longest first. ``wasted`` pages belong to no one until the steps that name them are done.
     """
 
     def __init__(self, config: Config) -> None:
@@ -83,6 +93,7 @@ class GroupState:
         self.ready: dict[Sequence, None] = {}
         self.rows: dict[int, Sequence] = {}
         self.paused: dict[Sequence, None] = {}
+        self.asking: dict[Sequence, int] = {}
         self.free_slots = list(range(config.slots))
         self.leaves: list[int] = []
         self.wasted = 0
@@ -95,6 +106,7 @@ class GroupState:
         self.placed = 0
         self.draining = False
         self.blocked: tuple[Sequence, int, int] | None = None
+        self.now_ns = 0
         self.effects = Effects()
 
     def pages_for(self, tokens: int) -> int:
@@ -169,9 +181,24 @@ class GroupState:
         if sequence.state is State.WAITING and sequence not in self.paused:
             self.queue.remove(sequence)
         self.vacate(sequence)
+        self.asking.pop(sequence, None)
         sequence.move(Event.ENDED)
+        if (grammar := sequence.grammar) is not None:
+            costs = {"masks": grammar.masks, "mask_ns": grammar.mask_ns, "waited_ns": grammar.waited_ns}
+            self.effects.note("request.masked", request=sequence.submit.request, **costs)
+            sequence.grammar = None
+            self.effects.dropped.append(sequence)
         if self.live.get(sequence.submit.request) is sequence:
             del self.live[sequence.submit.request]
+
+    # --- what a grammar allows ---
+
+    def ask(self, sequence: Sequence, grammar: Constraint, tokens: tuple[int, ...]) -> None:
+        """The stream has come further by ``tokens``: no step draws for it until it is known what may follow them."""
+        grammar.mask = None
+        grammar.asked_ns = self.now_ns
+        self.asking[sequence] = self.now_ns
+        self.effects.asks.append(Ask(sequence, tokens))
 
     # --- words to the gateway ---
 

@@ -1,6 +1,6 @@
 """The null engine: answers every plan at once with made-up tokens, to size gateways and groups without a model.
 
-The same sequence gets the same tokens on any rank, and none of them ends it. It checks plans as the real engine does, and imports no torch.
+The same sequence gets the same tokens on any rank, and none of them ends it that need not. It checks plans as the real engine does, and imports no torch.
 """
 
 import time
@@ -14,7 +14,7 @@ from typing import Final
 from edgemesh.engine.slots import Slots
 from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
 from edgemesh.wire.arrays import TokenArray
-from edgemesh.wire.messages import Chunk, Done, IdleDone, IdlePlan, Join, Plan, PromptLogprobs, Scoring
+from edgemesh.wire.messages import Chunk, Decode, Done, IdleDone, IdlePlan, Join, Plan, Prefill, PromptLogprobs, Scoring
 
 EVEN: Final = int.from_bytes(pack("<f", -5.0), "little", signed=True)
 """The bits of the log-probability that this engine gives every prompt token."""
@@ -54,7 +54,10 @@ class NullEngine:
             return IdleDone(*head, time.perf_counter_ns() - began)
         firsts: list[int] = []
         if plan.prefill:
-            firsts = [self._say(self._first(chunk)) for chunk in plan.prefill.chunks if chunk.final]
+            masks = _masks(plan.prefill)
+            for at, chunk in enumerate(plan.prefill.chunks):
+                if chunk.final:
+                    firsts.append(self._say(self._first(chunk), masks.get(at, 0)))
         ran: list[int] = []
         tokens: list[int] = []
         if plan.decode:
@@ -62,7 +65,8 @@ class NullEngine:
                 del self._voices[slot]
             self._voices |= {join.slot: self._joined(join) for join in plan.decode.joins}
             ran = self._slots.apply(plan.decode)
-            tokens = [self._say(self._voices[slot]) for slot in ran]
+            masks = _masks(plan.decode)
+            tokens = [self._say(self._voices[slot], masks.get(slot, 0)) for slot in ran]
             self._slots.advance(tokens)
         scores = (
             tuple(self._scored(chunk.scoring) for chunk in plan.prefill.chunks if chunk.scoring) if plan.prefill else ()
@@ -86,10 +90,18 @@ class NullEngine:
         stops = self._eos | set(join.sampling.stop_token_ids)
         return _Voice(zlib.crc32(join.request.encode()), join.position + 1, stops)
 
-    def _say(self, voice: _Voice) -> int:
-        """The next token; the first one that does not stop, from a place that the checksum chooses."""
+    def _say(self, voice: _Voice, mask: int) -> int:
+        """The next token; the first one that does not stop, from a place that the checksum chooses.
+
+        Under a ``mask`` (0: none) the first one that is allowed, and one that stops only if there is no other.
+        """
         token = zlib.crc32(voice.position.to_bytes(4, "little"), voice.seed) % self._vocab
         voice.position += 1
+        if mask:
+            stops = sum(1 << stop for stop in set(voice.stops))
+            allowed = mask & ~stops or mask
+            later = allowed >> token << token or allowed
+            return (later & -later).bit_length() - 1
         for _ in range(len(voice.stops)):
             if token not in voice.stops:
                 break
@@ -104,3 +116,10 @@ class NullEngine:
             for place in range(scoring.top):
                 rows.extend(((target + place) % self._vocab, EVEN))
         return PromptLogprobs(scoring.first, scoring.top, TokenArray(rows))
+
+
+def _masks(part: Prefill | Decode) -> dict[int, int]:
+    """Every mask of a plan's part as one number, by its chunk or slot."""
+    words = len(part.masks) // len(part.masked) if part.masked else 0
+    rows = (part.masks.slice(at * words, (at + 1) * words).buffer for at in range(len(part.masked)))
+    return {key: int.from_bytes(row, "little") for key, row in zip(part.masked, rows, strict=True)}

@@ -16,7 +16,7 @@ from edgemesh.engine.redraws import Redraws
 from edgemesh.engine.sampler import Drawn, Row, Sampler
 from edgemesh.engine.scores import Scorer, asked, packed, scorings
 from edgemesh.engine.shape import ModelShape
-from edgemesh.engine.shaping import mask_row, shaper
+from edgemesh.engine.shaping import masks_of, shaper
 from edgemesh.engine.streams import Whole, stream
 from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
 from edgemesh.wire.arrays import TokenArray
@@ -88,12 +88,14 @@ class Runner:
             return IdleDone(*head, time.perf_counter_ns() - began)
         ran = self._batch.apply(plan.decode, map(self._joined, plan.decode.joins)) if plan.decode else []
         hidden = self._forward(plan, plan.prefill, ran)
+        for slot, mask in self._masks(plan.decode).items() if plan.decode else ():
+            self._batch.rows[slot].mask = mask
         firsts = self._firsts(plan.prefill)
         cut = len(firsts)
         hidden, scores = self._scored(hidden, plan.prefill)
         rows = [*(row for _, row in firsts), *(self._batch.rows[slot] for slot in ran)]
         requests = [*(request for request, _ in firsts), *(self._batch.slots.seats[slot].request for slot in ran)]
-        drawn = self._draw(hidden, rows, plan.decode, cut)
+        drawn = self._draw(hidden, rows)
         self._redraws.remember(zip(requests, rows, drawn.tokens, strict=True))
         if ran:
             self._batch.advance(drawn.tokens[cut:])
@@ -135,29 +137,26 @@ class Runner:
         found = self._scorer.score(hidden[rows.scored], self._network.logits, wanted)
         return torch.cat((hidden[rows.draws], hidden[len(rows.rows) :])), packed(found, wanted)
 
-    def _draw(self, hidden: Tensor, rows: Sequence[Row], decode: Decode | None, cut: int) -> Drawn:
-        """A token for each row; rows of prompts come first, ``cut`` of them."""
-        if not rows:
-            return Drawn([], [])
-        logits = self._network.logits(hidden)
-        if decode is not None and decode.masked:
-            words = len(decode.masks) // len(decode.masked)
-            for number, slot in enumerate(decode.masked):
-                if slot in self._batch.slots.ran:
-                    at = cut + self._batch.slots.ran.index(slot)
-                    mask_row(logits[at], decode.masks.slice(number * words, (number + 1) * words).tolist(), self._start)
-        return self._sampler.draw(logits, rows)
+    def _draw(self, hidden: Tensor, rows: Sequence[Row]) -> Drawn:
+        """A token for each row."""
+        return self._sampler.draw(self._network.logits(hidden), rows) if rows else Drawn([], [])
 
     def _firsts(self, prefill: Prefill | None) -> list[tuple[str, Row]]:
         """The rows of final chunks, with their requests."""
-        return [
-            (
-                chunk.request,
-                self._row(chunk.request, chunk.sampling, chunk.start + chunk.length, chunk.emitted, chunk.history),
-            )
-            for chunk in (prefill.chunks if prefill else ())
-            if chunk.sampling is not None
-        ]
+        if prefill is None:
+            return []
+        masks = self._masks(prefill)
+        found = []
+        for number, chunk in enumerate(prefill.chunks):
+            if chunk.sampling is not None:
+                position = chunk.start + chunk.length
+                row = self._row(chunk.request, chunk.sampling, position, chunk.emitted, chunk.history)
+                row.mask = masks.get(number)
+                found.append((chunk.request, row))
+        return found
+
+    def _masks(self, part: Prefill | Decode) -> dict[int, Tensor]:
+        return masks_of(part.masked, part.masks, self._start, self._width)
 
     def _joined(self, join: Join) -> Row:
         return self._row(join.request, join.sampling, join.position + 1, join.emitted, join.history)

@@ -33,13 +33,17 @@ COLDEST: Final = 1e-5
 
 @dataclass(slots=True)
 class Row:
-    """A sequence about to draw the token at ``position``, the ``emitted``-th of its output; ``attempt`` counts draws that gave none."""
+    """A sequence about to draw the token at ``position``, the ``emitted``-th of its output; ``attempt`` counts draws that gave none.
+
+    ``mask``: which ids of this rank's shard a grammar allows in this draw, ``[width]`` of bool; None for all.
+    """
 
     sampling: Sampling
     position: int
     emitted: int
     shaper: Shaper | None = None
     attempt: int = 0
+    mask: Tensor | None = None
 
     @property
     def hot(self) -> bool:
@@ -54,6 +58,7 @@ class Row:
 
     def took(self, token: int) -> None:
         """The token that was drawn: the row moves on, or (``NO_TOKEN``) will try again with other noise."""
+        self.mask = None
         if token == NO_TOKEN:
             self.attempt += 1
             return
@@ -93,10 +98,11 @@ class Sampler:
         self._device = device
 
     def draw(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
-        """A token for each row of ``logits`` ``[rows, width]``; the rows' masks are applied already."""
+        """A token for each row of ``logits`` ``[rows, width]``, which may be changed."""
         if not self._width:
             logits = torch.full((len(rows), 1), -math.inf, device=self._device)
         if all(not row.hot and row.sampling.logprobs < 0 and row.shaper is None for row in rows):
+            self._mask(logits, rows)
             return self._greedy(logits)
         raw = logits.float().contiguous()
         shaped = self._shape(raw, rows)
@@ -114,12 +120,19 @@ class Sampler:
         _, ids = first_best(floats(every[:, 0]), every[:, 1])
         return Drawn(ids.tolist(), [None] * len(at))
 
+    def _mask(self, logits: Tensor, rows: Sequence[Row]) -> None:
+        """Forbid, in place, what the rows' grammars do not allow."""
+        for row, own in zip(rows, logits, strict=True):
+            if row.mask is not None:
+                own[: self._width].masked_fill_(~row.mask, -math.inf)
+
     def _shape(self, raw: Tensor, rows: Sequence[Row]) -> Tensor:
-        """Penalties, bias and bans, then temperature; a row without either shares the raw logits' memory."""
+        """Masks, penalties, bias and bans, then temperature; a row without either shares the raw logits' memory."""
         heat = [row.sampling.temperature if row.hot else 1.0 for row in rows]
-        if all(row.shaper is None for row in rows) and all(each == 1.0 for each in heat):
+        if all(row.shaper is None and row.mask is None for row in rows) and all(each == 1.0 for each in heat):
             return raw
         shaped = raw.clone()
+        self._mask(shaped, rows)
         for row, logits in zip(rows, shaped, strict=True):
             if row.shaper is not None:
                 row.shaper.apply(logits[: self._width], row.emitted)

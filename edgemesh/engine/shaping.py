@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.messages import Sampling
 
 BANNED: Final = -1e30
@@ -111,10 +113,18 @@ def shaper(
     return None
 
 
-def mask_row(logits: Tensor, words: Sequence[int], start: int) -> None:
-    """Forbid the ids whose bit is not set: one bit per id, in 32-bit words, lowest bit first."""
-    device = logits.device
-    bits = torch.tensor(words, dtype=torch.int64, device=device)[:, None] >> torch.arange(32, device=device)
-    allowed = (bits & 1).flatten().to(torch.bool)[start : start + len(logits)]
-    logits[: len(allowed)].masked_fill_(~allowed, -math.inf)
-    logits[len(allowed) :] = -math.inf
+def mask_of(words: TokenArray, start: int, width: int, device: torch.device | None = None) -> Tensor:
+    """Which ids of a shard are allowed, ``[width]`` of bool: one bit per id, in 32-bit words, lowest bit first."""
+    packed = np.frombuffer(words.buffer, np.uint8)[start // 8 : -(-(start + width) // 8)]
+    bits = np.unpackbits(packed, bitorder="little")[start % 8 : start % 8 + width]
+    return torch.from_numpy(bits).to(torch.bool).to(device)
+
+
+def masks_of(
+    masked: Sequence[int], masks: TokenArray, start: int, width: int, device: torch.device | None = None
+) -> dict[int, Tensor]:
+    """Every mask of a plan's part, cut to a shard, by the row that it belongs to."""
+    words = len(masks) // len(masked) if masked else 0
+    return {
+        row: mask_of(masks.slice(at * words, (at + 1) * words), start, width, device) for at, row in enumerate(masked)
+    }

@@ -57,8 +57,12 @@ class Slots:
         for slot in (*decode.sits, *decode.masked):
             if slot not in held:
                 return 0, f"slot {slot} sits out or is masked, but has no row"
-        if len(decode.masks) != len(decode.masked) * -(-limits.vocab // 32):
-            return 0, f"{len(decode.masks)} mask words for {len(decode.masked)} rows"
+        both = sits.intersection(decode.masked)
+        if both:
+            return 0, f"slot {min(both)} sits out and is masked"
+        fault = limits.mask_fault(decode.masked, decode.masks)
+        if fault:
+            return 0, fault
         for slot, (position, pages) in held.items():
             if pages > limits.row_pages or position >= limits.positions:
                 return 0, f"slot {slot} is at position {position} with {pages} pages; the most are {limits}"

@@ -1,8 +1,9 @@
 """Whose turn it is: a plan is checked against what this rank did last before anything is changed or exchanged."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Layout, Plane
 from edgemesh.wire.messages import Chunk, IdlePlan, Plan, Prefill
 
@@ -41,6 +42,19 @@ class Limits:
         """Which page is outside the slab, or nothing."""
         wrong = next((page for page in pages if not 1 <= page < self.pages), None)
         return "" if wrong is None else f"page {wrong} is not among 1 to {self.pages - 1}"
+
+    @property
+    def mask_words(self) -> int:
+        """32-bit words of a mask over the vocabulary."""
+        return -(-self.vocab // 32)
+
+    def mask_fault(self, masked: Sequence[int], masks: TokenArray) -> str:
+        """Why these are not the masks of these rows, or nothing."""
+        if len(set(masked)) != len(masked):
+            return f"a row is masked twice: {sorted(masked)}"
+        if len(masks) != len(masked) * self.mask_words:
+            return f"{len(masks)} mask words for {len(masked)} rows; {self.mask_words} are one row's"
+        return ""
 
 
 class Turns:
@@ -89,12 +103,22 @@ class Turns:
         if highest >= self._limits.vocab or min(prefill.tokens, default=0) < 0:
             message = f"prefill: token {highest} is not among 0 to {self._limits.vocab - 1}"
             raise StepRefusedError(message)
+        fault = self._masks(prefill)
+        if fault:
+            message = f"prefill: {fault}"
+            raise StepRefusedError(message)
         for chunk in prefill.chunks:
             fault = self._chunk(chunk)
             if fault:
                 message = f"chunk of {chunk.request!r}: {fault}"
                 raise StepRefusedError(message)
         return total
+
+    def _masks(self, prefill: Prefill) -> str:
+        for at in prefill.masked:
+            if at >= len(prefill.chunks) or not prefill.chunks[at].final:
+                return f"chunk {at} is masked, but is no final one of {len(prefill.chunks)}"
+        return self._limits.mask_fault(prefill.masked, prefill.masks)
 
     def _chunk(self, chunk: Chunk) -> str:
         limits, stop = self._limits, chunk.start + chunk.length

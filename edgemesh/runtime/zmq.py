@@ -5,6 +5,7 @@ elsewhere the binder has a PULL and the others PUSHes. Sends never block; receiv
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, Final
 
 import zmq
@@ -152,6 +153,8 @@ class ZmqPort:
         inbound = {channel.socket: channel for channel in self.channels if channel.inlet is not None}
         self._inbound: dict[Any, Channel] = dict(inbound)
         self._polled: list[tuple[Any, int]] = [(socket, _POLLIN) for socket in inbound]
+        self.also: Callable[[], int | None] = _nothing
+        """A descriptor that ends every wait when it becomes readable, or None; asked before each."""
 
     def now(self) -> int:
         """Monotonic nanoseconds."""
@@ -181,6 +184,7 @@ class ZmqPort:
 
         A descriptor ``also`` that becomes readable ends the wait too.
         """
+        also = self.also() if also is None else also
         polled = self._polled if also is None else [*self._polled, (also, _POLLIN)]
         batch: list[Received] = []
         for socket, _ in zmq_poll(polled, timeout_ms):
@@ -269,6 +273,10 @@ class ZmqPort:
             self._curve.protect(socket, link, bind=binds)
         (socket.bind if binds else socket.connect)(link.endpoint)
         return socket
+
+
+def _nothing() -> None:
+    """No descriptor beside the sockets."""
 
 
 def _speaker(identity: bytes) -> str:

@@ -357,10 +357,15 @@ class Chunk(Part, frozen=True):
 
 
 class Prefill(Part, frozen=True):
-    """Chunks packed into one step; ``tokens`` are theirs, one after the other."""
+    """Chunks packed into one step; ``tokens`` are theirs, one after the other.
+
+    ``masked`` are the places, among ``chunks``, of final ones whose token a grammar restricts; ``masks`` as in ``Decode``.
+    """
 
     chunks: tuple[Chunk, ...]
     tokens: TokenArray
+    masked: tuple[NonNegative, ...] = ()
+    masks: TokenArray = msgspec.field(default_factory=TokenArray)
 
 
 class Join(Part, frozen=True):
@@ -390,7 +395,8 @@ class Grow(Part, frozen=True):
 class Decode(Part, frozen=True):
     """One decode step as a delta: leave, then join and grow; then every row but ``sits`` runs.
 
-    ``masks`` is kept for grammars: one bit row per masked slot, packed in 32-bit words.
+    ``masked`` are slots that run and whose token a grammar restricts; ``masks`` has a row for each: a bit per token id, set where it is
+    allowed, in 32-bit words from the lowest bit on.
     """
 
     leaves: tuple[Slot, ...] = ()

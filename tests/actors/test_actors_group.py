@@ -32,6 +32,24 @@ CAPACITY = Capacity(64, 16, 64, 100, (), None, 0, 0)
 PLANES = (Plane.PREFILL, Plane.DECODE)
 
 
+class Desk:
+    """Keeps the questions about grammars; a test answers."""
+
+    def __init__(self):
+        self.asks, self.dropped, self.ready = [], [], []
+
+    def take(self, asks, dropped):
+        self.asks.extend(asks)
+        self.dropped.extend(dropped)
+
+    def answers(self):
+        ready, self.ready = self.ready, []
+        return ready
+
+    def deadline(self):
+        return None
+
+
 class Bench:
     """One real group, and every other actor as a port that only collects."""
 
@@ -41,7 +59,7 @@ class Bench:
         self.clock = VirtualClock()
         self.net = MemoryNet(self.mesh, self.clock.now, self.sent.append)
         self.ports = {actor.name: self.net.port(actor.name) for actor in self.mesh.actors}
-        self.actor = GroupActor(self.mesh, "group-0", 0, self.ports["group-0"])
+        self.actor = GroupActor(self.mesh, "group-0", 0, self.ports["group-0"], lambda _capacity: Desk())
         self.trace = self.ports["group-0"].trace
 
     def tell(self, source, kind, message):

@@ -13,7 +13,8 @@ from edgemesh.engine.collectives import alone
 from edgemesh.engine.local import local_collectives
 from edgemesh.engine.noise import gumbel, row_key
 from edgemesh.engine.sampler import CANDIDATES, ROUNDS, TOP, Row, Sampler
-from edgemesh.engine.shaping import Shaper, mask_row
+from edgemesh.engine.shaping import Shaper, mask_of
+from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.messages import Sampling
 
 
@@ -294,9 +295,7 @@ def test_bad_words_are_banned_by_the_shard_of_their_last_token():
 
 
 def test_mask_words_hold_ids_from_the_lowest_bit():
-    logits = torch.zeros(70)
-    mask_row(logits, [0b101, -(1 << 31), 0b11], 0)
-    assert logits.isfinite().nonzero()[:, 0].tolist() == [0, 2, 63, 64, 65]
-    shard = torch.zeros(20)
-    mask_row(shard, [0b101, -(1 << 31), 0b11], 60)
-    assert shard.isfinite().nonzero()[:, 0].tolist() == [3, 4, 5]
+    words = TokenArray.of([0b101, -(1 << 31), 0b11])
+    assert mask_of(words, 0, 70).nonzero()[:, 0].tolist() == [0, 2, 63, 64, 65]
+    assert mask_of(words, 60, 20).nonzero()[:, 0].tolist() == [3, 4, 5]
+    assert mask_of(words, 64, 0).tolist() == []

@@ -20,10 +20,13 @@ def mix(state, token):
     return value ^ value >> 29
 
 
-def draw(state, sampling, emitted):
-    """The next token; stop tokens are banned until ``min_tokens`` are out."""
+def draw(state, sampling, emitted, allowed=None):
+    """The next token of the ``allowed`` ones; stop tokens are banned until ``min_tokens`` are out, if there are others."""
     token = mix(state, sampling.seed * 131 + sampling.choice) % VOCAB
-    while emitted < sampling.min_tokens and token in sampling.stop_token_ids:
+    some = frozenset(range(VOCAB)) if allowed is None else allowed
+    if emitted < sampling.min_tokens:
+        some = some - set(sampling.stop_token_ids) or some
+    while token not in some:
         token = (token + 1) % VOCAB
     return token
 
@@ -43,8 +46,8 @@ def scores(submit):
     return rows if submit.prompt_logprobs >= 0 else []
 
 
-def oracle(submit):
-    """(tokens, finish) that a client must get, computed from the request alone."""
+def oracle(submit, may=lambda _submit, _out: None, eos=None):
+    """(tokens, finish) that a client must get, computed from the request alone; ``may`` says what its grammar allows."""
     state = START
     for token in [*submit.prompt, *submit.emitted]:
         state = mix(state, token)
@@ -52,8 +55,16 @@ def oracle(submit):
     if not submit.max_tokens:
         return out, "length"
     while True:
-        token = draw(state, submit.sampling, len(out))
+        try:
+            allowed = may(submit, out)
+        except ValueError:
+            return out, "error 400"
+        if allowed is not None and not allowed:
+            return out, "stop"
+        token = draw(state, submit.sampling, len(out), allowed)
         if token in submit.sampling.stop_token_ids and len(out) >= submit.sampling.min_tokens:
+            return out, "stop"
+        if allowed is not None and token == eos:
             return out, "stop"
         out.append(token)
         if len(out) >= submit.max_tokens:
@@ -87,6 +98,16 @@ class Slab:
             assert cell[0] == state, f"{what}: the KV of position {position} belongs to another prefix"
             state = cell[1]
         return state
+
+
+def masks_of(part):
+    """The ids that a plan's part allows, by chunk or slot."""
+    words = -(-VOCAB // 32)
+    assert len(part.masks) == words * len(part.masked)
+    rows = (part.masks.slice(at * words, at * words + words).buffer for at in range(len(part.masked)))
+    numbers = (int.from_bytes(row, "little") for row in rows)
+    sets = (frozenset(each for each in range(VOCAB) if number >> each & 1) for number in numbers)
+    return dict(zip(part.masked, sets, strict=True))
 
 
 @dataclass
@@ -127,8 +148,8 @@ class Device:
         """Start a step; returns its Done's fields. Cells are written now, and again when it ends."""
         touches, firsts, slots, tokens, scored = [], [], [], [], []
         if plan.prefill is not None:
-            at = 0
-            for chunk in plan.prefill.chunks:
+            at, masks = 0, masks_of(plan.prefill)
+            for number, chunk in enumerate(plan.prefill.chunks):
                 ids = [plan.prefill.tokens[at + each] for each in range(chunk.length)]
                 at += chunk.length
                 touch = Touch(chunk.request, chunk.pages, chunk.start, ids)
@@ -137,15 +158,20 @@ class Device:
                     scored.append(self.score(chunk))
                 if chunk.final:
                     failed = random.random() < retries
-                    firsts.append(-1 if failed else draw(state, chunk.sampling, chunk.emitted))
+                    token = draw(state, chunk.sampling, chunk.emitted, masks.get(number))
+                    firsts.append(-1 if failed else token)
+                assert chunk.final or number not in masks, f"{chunk.request}: a mask, and no token"
             assert at == len(plan.prefill.tokens), "tokens that belong to no chunk"
         if plan.decode is not None:
             self.delta(plan.decode)
+            masks = masks_of(plan.decode)
+            assert not set(masks) & set(plan.decode.sits), "a row has a mask that sits out"
             for slot, row in sorted(self.rows.items()):
                 if slot in plan.decode.sits:
                     continue
                 state = self.run(Touch(row.request, tuple(row.pages), row.position, [row.token]), touches)
-                token = -1 if random.random() < retries else draw(state, row.sampling, row.emitted)
+                token = draw(state, row.sampling, row.emitted, masks.get(slot))
+                token = -1 if random.random() < retries else token
                 slots.append(slot)
                 tokens.append(token)
                 if token >= 0:

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from random import Random
 
+from grammars import EOS, SimDesk, drawable
 from kvshadow import VOCAB, Device, Slab, oracle
 from msgspec import structs
 from players import MS, SimGateway, SimRank, SimSupervisor, Stream
@@ -64,6 +65,8 @@ class World:
     keys: int = 3
     codec: bool = False
     tick_bound: int = 20_000
+    grammars: float = 0.0
+    grammar_ms: float = 0.3
 
 
 class SimulationError(AssertionError):
@@ -93,7 +96,7 @@ class Simulation:
         self.groups = [self.actors[f"group-{group}"] for group in groups]
         self.gateways = [actor for actor in self.actors.values() if isinstance(actor, SimGateway)]
         self.streams = streams or [self.request(number) for number in range(world.requests)]
-        self.oracles = {stream.submit.request: oracle(stream.submit) for stream in self.streams}
+        self.oracles = {stream.submit.request: oracle(stream.submit, drawable, EOS) for stream in self.streams}
 
     def make(self, name, port):
         match self.mesh.actor(name).role:
@@ -104,7 +107,7 @@ class Simulation:
             case Role.GATEWAY:
                 return SimGateway(self, name, port)
             case Role.GROUP:
-                return GroupActor(self.mesh, name, 0, port)
+                return GroupActor(self.mesh, name, 0, port, lambda _capacity: SimDesk(self, name))
             case Role.ROUTER:
                 return RouterActor(self.mesh, name, 0, port)
             case _:
@@ -210,6 +213,7 @@ class Simulation:
             credit=credit,
             priority=random.choice([0, 0, -2, 3]),
             prompt_logprobs=prompt_logprobs,
+            grammar=self.grammar(),
         )
         if own.random() < world.prompts_alone:
             submit = structs.replace(submit, max_tokens=0)
@@ -217,11 +221,17 @@ class Simulation:
         at = int(random.random() * world.spread_ms * MS)
         return Stream(submit, at, abort, slow, credit=credit)
 
+    def grammar(self):
+        random, world = self.random, self.world
+        if not world.grammars or random.random() >= world.grammars:
+            return ""
+        return "bad" if random.random() < 0.1 else f"grammar-{random.randrange(10)}"
+
     # --- the run ---
 
     def begin(self):
         world = self.world
-        capacity = Capacity(world.pages, world.page_tokens, world.longest, VOCAB, (), None, 0, 0)
+        capacity = Capacity(world.pages, world.page_tokens, world.longest, VOCAB, (EOS,), None, 0, 0)
         for supervisor in self.mesh.actors_of(Role.SUPERVISOR):
             for link in self.mesh.links_of(supervisor.name):
                 if link.kind is LinkKind.COMMAND:

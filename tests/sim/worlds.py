@@ -102,4 +102,6 @@ def drawn(seed, groups=None):
         step_ms=random.choice([0.1, 1, 10]),
         spread_ms=random.choice([1, 60, 1000]),
         codec=random.random() < 0.2,
+        grammars=random.choice([0, 0, 0.3, 1]),
+        grammar_ms=random.choice([0.01, 0.3, 20]),
     )

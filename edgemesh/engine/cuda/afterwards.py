@@ -16,9 +16,9 @@ from edgemesh.engine.cuda.rows import DeviceBatch, heat
 from edgemesh.engine.cuda.staging import Inbox, Outbox
 from edgemesh.engine.redraws import Redraws
 from edgemesh.engine.sampler import NO_TOKEN, Row, Sampler
-from edgemesh.engine.shaping import mask_row, shaper
+from edgemesh.engine.shaping import masks_of, shaper
 from edgemesh.wire.arrays import TokenArray
-from edgemesh.wire.messages import Join, Plan, Prefill, Sampling
+from edgemesh.wire.messages import Decode, Join, Prefill, Sampling
 
 
 class Afterwards:
@@ -52,13 +52,19 @@ class Afterwards:
         """The row of a slot that is joined."""
         return self._row(join.request, join.sampling, join.position + 1, join.emitted, join.history)
 
+    def masks(self, part: Prefill | Decode) -> dict[int, Tensor]:
+        """What grammars allow in a step, by chunk or slot."""
+        return masks_of(part.masked, part.masks, self._start, self._width, self._device)
+
     def drawings(self, prefill: Prefill | None, ran: Sequence[int]) -> list[Drawing]:
         """All rows that draw: ends of prompts, then the slots that run."""
         found: list[Drawing] = []
-        for chunk in prefill.chunks if prefill else ():
+        masks = self.masks(prefill) if prefill else {}
+        for number, chunk in enumerate(prefill.chunks if prefill else ()):
             if chunk.sampling is not None:
                 position = chunk.start + chunk.length
                 row = self._row(chunk.request, chunk.sampling, position, chunk.emitted, chunk.history)
+                row.mask = masks.get(number)
                 found.append(Drawing(len(found), chunk.request, row))
         for slot in ran:
             seat = self._batch.slots.seats[slot]
@@ -69,12 +75,10 @@ class Afterwards:
         self, flight: Flight, drawings: Sequence[Drawing], logits: Tensor, tokens: Tensor, before: Iterable[Flight]
     ) -> None:
         """Fill in ``tokens`` of cut rows, and wait for what the sampler draws; ``before`` are the steps still under way."""
-        masked = flight.masked
         waiting: list[Drawing] = []
         for each in drawings:
-            if each.slot in masked or heat(each.row) < 0:
-                alone = each.slot not in masked and cut_alone(each.row)
-                (flight.cuts if alone else waiting).append(each)
+            if heat(each.row) < 0:
+                (flight.cuts if cut_alone(each.row) else waiting).append(each)
         if flight.cuts:
             self._cutter.draw(logits, [CutRow(each.number, each.slot, each.row) for each in flight.cuts], tokens)
         if waiting:
@@ -112,14 +116,6 @@ class Afterwards:
     def _sample(self, flight: Flight, logits: Tensor, drawings: Sequence[Drawing]) -> None:
         """Draw these rows with the sampler, on all ranks of the group alike."""
         chosen = logits[[each.number for each in drawings]]
-        decode = flight.plan.decode if isinstance(flight.plan, Plan) else None
-        if decode is not None and decode.masked:
-            words = len(decode.masks) // len(decode.masked)
-            masks = {slot: at for at, slot in enumerate(decode.masked)}
-            for each, row_logits in zip(drawings, chosen, strict=True):
-                if each.slot in masks:
-                    at = masks[each.slot] * words
-                    mask_row(row_logits, decode.masks.slice(at, at + words).tolist(), self._start)
         drawn = self._sampler.draw(chosen, [each.row for each in drawings])
         self._redraws.remember(
             (each.request, each.row, token) for each, token in zip(drawings, drawn.tokens, strict=True)

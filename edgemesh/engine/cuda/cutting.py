@@ -43,7 +43,7 @@ class CutRow:
 
 def cut_alone(row: Row) -> bool:
     """Whether a cut is all that sets this row apart from those that are drawn by temperature alone."""
-    return row.cut and row.shaper is None and row.sampling.logprobs < 0
+    return row.cut and row.shaper is None and row.mask is None and row.sampling.logprobs < 0
 
 
 @dataclass(frozen=True, slots=True)

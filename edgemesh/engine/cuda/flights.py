@@ -37,11 +37,6 @@ class Flight:
     patch: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, Logprob] = field(default_factory=dict)
 
-    @property
-    def masked(self) -> frozenset[int]:
-        """Slots that a grammar restricts in this step."""
-        return frozenset(self.plan.decode.masked) if isinstance(self.plan, Plan) and self.plan.decode else frozenset()
-
     def answer(self, tokens: Sequence[int], step_ns: int) -> Done | IdleDone:
         """What the group is told, once the device's ``tokens`` are here."""
         plan = self.plan

@@ -1,6 +1,6 @@
 """The persistent decode batch on the device: a delta is a few numbers written into it, a step reads it where it lies."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,8 +144,8 @@ class DeviceBatch:
         self._heats = [GREEDY] * count
         self._edits: dict[int, int] = {}
 
-    def apply(self, decode: Decode, rows: Iterable[Row]) -> list[int]:
-        """Take the delta (``rows`` belong to its joins); the slots that run, ascending."""
+    def apply(self, decode: Decode, rows: Iterable[Row], masks: Mapping[int, Tensor]) -> list[int]:
+        """Take the delta (``rows`` belong to its joins, ``masks`` to slots); the slots that run, ascending."""
         for slot in decode.leaves:
             del self.rows[slot]
         had = {slot: seat.pages for slot, seat in self.slots.seats.items()}
@@ -156,9 +156,10 @@ class DeviceBatch:
             self._put_pages(grow.slot, had[grow.slot], grow.pages)
             had[grow.slot] += len(grow.pages)
         ran = self.slots.apply(decode)
-        masked = set(decode.masked)
+        for slot, mask in masks.items():
+            self.rows[slot].mask = mask
         for slot in ran:
-            self._set_heat(slot, ELSEWHERE if slot in masked else heat(self.rows[slot]))
+            self._set_heat(slot, heat(self.rows[slot]))
         self._run(ran)
         return ran
 
@@ -240,7 +241,7 @@ class DeviceBatch:
 
 def heat(row: Row) -> float:
     """How a step draws a row: by its temperature, greedily, or after the others."""
-    if row.shaper is not None or row.sampling.logprobs >= 0:
+    if row.shaper is not None or row.mask is not None or row.sampling.logprobs >= 0:
         return ELSEWHERE
     if not row.hot or row.sampling.top_k == 1:
         return GREEDY

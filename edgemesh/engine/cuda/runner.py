@@ -31,7 +31,7 @@ from edgemesh.engine.streams import Stream, across, stream
 from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Plane
-from edgemesh.wire.messages import Chunk, Done, IdleDone, IdlePlan, Plan, Prefill, Sampling
+from edgemesh.wire.messages import Chunk, Decode, Done, IdleDone, IdlePlan, Plan, Prefill, Sampling
 
 MAX_FLYING: Final = 4
 """Steps that may be enqueued at once; a group plans two ahead."""
@@ -120,7 +120,7 @@ class CudaRunner:
             self._batch.idle()
             self._run(flight, None, [])
         else:
-            ran = self._batch.apply(plan.decode, map(self._after.joined, plan.decode.joins)) if plan.decode else []
+            ran = self._delta(plan.decode) if plan.decode else []
             flight.ran = tuple(ran)
             self._run(flight, plan.prefill, ran)
         self._flying.append(flight)
@@ -179,6 +179,10 @@ class CudaRunner:
             tokens, logits = self._eager(plan, prefill, drawings[: flight.firsts], ran)
         self._after.draw(flight, drawings, logits, tokens, self._flying)
         flight.inbox.fetch(tokens[: len(drawings)])
+
+    def _delta(self, decode: Decode) -> list[int]:
+        """Take the delta of a decode step; the slots that run, ascending."""
+        return self._batch.apply(decode, map(self._after.joined, decode.joins), self._after.masks(decode))
 
     def _pages(self, ran: Sequence[int]) -> int:
         """Pages of the longest running row."""

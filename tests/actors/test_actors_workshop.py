@@ -1,0 +1,207 @@
+"""Real workers: grammars that kill or stall theirs cost one request each, and nobody else's stream a token."""
+
+import asyncio
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "grammar"))
+from grammar_models import OBJECT, kind, lark, schema
+
+from edgemesh.actors import workshop as module
+from edgemesh.actors.gateway_checker import Checker
+from edgemesh.actors.workshop import Workshop, starter
+from edgemesh.api.errors import ApiError
+from edgemesh.runtime.clock import monotonic_ns
+
+DEEP = lark("start: r0\n" + "\n".join(f'r{at}: "a" r{at + 1} | "b"' for at in range(25_000)) + '\nr25000: "c"')
+"""A chain so long that the library overflows its stack."""
+
+
+@pytest.fixture
+def shop(tmp_path):
+    data, eos, size = kind("byte level")
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    opened = Workshop(starter(tmp_path / "tokenizer.json", eos, size, tmp_path / "log", "grammar-0"), monotonic_ns)
+    yield opened
+    opened.close()
+
+
+def wait(shop, count=1, seconds=30):
+    """Take what is found until there is so much of it, as a group's loop would."""
+    found, until = [], time.monotonic() + seconds
+    while len(found) < count:
+        assert time.monotonic() < until, f"{found}, and no more"
+        due = shop.deadline()
+        timeout = 1.0 if due is None else max(0, min(1.0, (due - shop.now()) / 1e9))
+        select.select([fd for fd in (shop.fileno(),) if fd is not None], [], [], timeout)
+        found += shop.take()
+    return found
+
+
+def first(mask):
+    return next(8 * at + bit for at, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1)
+
+
+def test_a_stream_is_followed_from_token_to_token_until_only_the_end_may_follow(shop):
+    shop.ask(1, lark('start: "a" "b"'), ())
+    masks = wait(shop)
+    assert masks[0].compile_ns > 0
+    while not masks[-1].ended:
+        assert masks[-1].mask_ns > 0
+        shop.ask(1, "", (first(masks[-1].mask),))
+        masks += wait(shop)
+    assert (len(masks), masks[-1].mask, masks[-1].compile_ns) == (3, b"", 0)
+
+
+def test_nothing_runs_until_something_is_asked(shop):
+    assert (shop.fileno(), shop.deadline(), shop.take()) == (None, None, [])
+
+
+def test_a_bad_source_and_a_wrong_token_are_told_from_each_other(shop):
+    shop.ask(1, "nonsense", ())
+    (bad,) = wait(shop)
+    assert (bool(bad.error), bad.drawn) == (True, False)
+    shop.ask(2, lark('start: "a"'), (0,))
+    (wrong,) = wait(shop)
+    assert "does not fit the grammar" in wrong.error
+    assert wrong.drawn
+
+
+def test_a_grammar_that_ends_its_worker_costs_only_itself(shop):
+    shop.ask(1, schema(OBJECT), ())
+    (before,) = wait(shop)
+    shop.ask(1, "", (first(before.mask),))
+    (second,) = wait(shop)
+    shop.ask(2, DEEP, ())
+    shop.ask(1, "", (first(second.mask),))
+    shop.ask(3, lark('start: "a"'), ())
+    found = {each.key: each for each in wait(shop, 3)}
+    assert "too large or too deep" in found[2].error
+    assert not found[1].error + found[3].error
+    shop.ask(4, schema(OBJECT), (first(before.mask), first(second.mask)))
+    (same,) = wait(shop)
+    assert same.mask == found[1].mask, "the new worker has come as far as the old one"
+
+
+def test_a_worker_that_hangs_is_replaced(shop, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_NS", 2_000_000_000)
+    shop.ask(1, schema(OBJECT), ())
+    (before,) = wait(shop)
+    os.kill(shop._pid, signal.SIGSTOP)
+    shop.ask(2, schema(OBJECT), ())
+    shop.ask(1, "", (first(before.mask),))
+    found = {each.key: each for each in wait(shop, 2)}
+    assert "more than 2 s" in found[2].error
+    assert not found[1].error
+
+
+def test_a_stream_that_is_dropped_is_not_answered(shop):
+    shop.ask(1, schema(OBJECT), ())
+    shop.ask(2, schema(OBJECT), ())
+    shop.drop(1)
+    assert [each.key for each in wait(shop)] == [2]
+    assert shop.deadline() is None
+
+
+def test_more_than_a_socket_holds_gets_there(shop):
+    long = "x" * 900_000
+    for key in range(6):
+        shop.ask(key, lark(f'start: "a"\n// {key} {long}'), ())
+    assert {each.key for each in wait(shop, 6)} == set(range(6))
+
+
+def test_a_model_without_a_tokenizer_takes_no_grammar_and_says_why(tmp_path):
+    shop = Workshop(starter(tmp_path / "none.json", (), 100, tmp_path / "log", "grammar-0"), monotonic_ns)
+    shop.ask(1, schema(OBJECT), ())
+    (found,) = wait(shop)
+    assert "no grammar can be used with this model" in found.error
+    shop.ask(2, schema(OBJECT), ())
+    assert wait(shop)[0].error == found.error
+    shop.close()
+
+
+def test_a_worker_that_never_starts_is_given_up(tmp_path):
+    def start(_descriptor):
+        return os.posix_spawn("/bin/false", ["false"], {}, setpgroup=0)
+
+    shop = Workshop(start, monotonic_ns)
+    shop.ask(1, schema(OBJECT), ())
+    assert "failed to start 3 times" in wait(shop)[0].error
+
+
+def test_a_worker_that_cannot_be_spawned_is_an_error_of_that_request(tmp_path):
+    def start(_descriptor):
+        raise OSError(11, "no more processes")
+
+    shop = Workshop(start, monotonic_ns)
+    for key in (1, 2):
+        shop.ask(key, schema(OBJECT), ())
+        assert "no more processes" in wait(shop)[0].error
+
+
+def test_a_worker_ends_with_whoever_started_it(shop):
+    shop.ask(1, schema(OBJECT), ())
+    wait(shop)
+    pid, shop._socket = shop._pid, shop._socket.close()
+    until = time.monotonic() + 10
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is None:
+        assert time.monotonic() < until
+        select.select([], [], [], 0.01)
+
+
+def test_a_gateway_learns_of_many_grammars_at_once_which_can_be_used(shop):
+    checker = Checker(shop)
+
+    async def check():
+        sources = [schema(OBJECT), "nonsense", lark('start: "a"'), DEEP, schema(OBJECT)]
+        return await asyncio.gather(*map(checker.check, sources)), await checker.check("nonsense")
+
+    (good, bad, also, deep, same), again = asyncio.run(check())
+    assert (good, also, same) == ("", "", "")
+    assert bad
+    assert again == bad
+    assert "too large or too deep" in deep
+
+
+def test_a_verdict_is_remembered_a_bad_one_for_a_while(shop, monkeypatch):
+    checker = Checker(shop)
+    asked = []
+    ask = shop.ask
+    monkeypatch.setattr(shop, "ask", lambda key, source, tokens: asked.append(source) or ask(key, source, tokens))
+    good = schema(OBJECT)
+
+    async def check():
+        for source in (good, "nonsense", good, "nonsense"):
+            await checker.check(source)
+        monkeypatch.setattr("edgemesh.actors.gateway_checker.REFUSED_NS", 0)
+        for source in (good, "nonsense"):
+            await checker.check(source)
+
+    asyncio.run(check())
+    assert asked == [good, "nonsense", "nonsense"]
+
+
+def test_a_client_that_leaves_takes_its_question_along_and_too_many_are_refused(shop, monkeypatch):
+    monkeypatch.setattr("edgemesh.actors.gateway_checker.MAX_WAITING", 1)
+    checker = Checker(shop)
+
+    async def check():
+        first = asyncio.ensure_future(checker.check(schema(OBJECT)))
+        asked = asyncio.Event()
+        asyncio.get_running_loop().call_soon(asked.set)
+        await asked.wait()
+        with pytest.raises(ApiError, match="try again later"):
+            await checker.check(lark('start: "a"'))
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert not checker._waiting
+        return await checker.check(lark('start: "a"'))
+
+    assert asyncio.run(check()) == ""
