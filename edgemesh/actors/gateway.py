@@ -115,7 +115,7 @@ class GatewayActor:
         )
         metrics.watch("edgemesh_api_keys", "API keys that may be used.", lambda: len(self.key_watch.keys))
         metrics.watch("edgemesh_api_keys_stale", "1: the changed key file is unusable.", lambda: self.key_watch.stale)
-        metrics.watch("edgemesh_open_connections", "Connections of clients.", lambda: self.bounds.open)
+        metrics.watch("edgemesh_open_connections", "Connections of clients.", lambda: len(self.bounds.connections))
         self.stopped = False
         self._draining = False
         self._drained = False

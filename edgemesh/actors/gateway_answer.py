@@ -147,7 +147,8 @@ class Answer:
             return [], []
         at, stream.read = stream.read, len(stream.tokens)
         piped, telling = stream.text, stream.telling
-        tokens, logprobs = stream.tokens[at:], stream.logprobs[at:]
+        tokens, logprobs = stream.tokens[at:], stream.logprobs
+        stream.logprobs = []  # what has been said is not kept: it is far larger than its tokens
         if telling is None:
             told, shown = _said(piped.feed(tokens, logprobs)), piped.shown
         else:

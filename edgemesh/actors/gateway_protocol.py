@@ -57,16 +57,16 @@ class Bounds:
         self.head_s = head_s
         self.stall_s = stall_s
         self.tell = tell
-        self.open = 0
         self.draining = False
+        self.connections: set[BoundedProtocol] = set()
         self.idle: dict[BoundedProtocol, None] = {}
         """Connections between two requests, the longest idle first."""
 
     def drain(self) -> None:
         """Close what is idle; every answer from now on ends its connection."""
         self.draining = True
-        for connection in list(self.idle):
-            connection.end_idle()
+        for connection in self.connections:
+            connection.drain()
 
 
 def protocol_of(bounds: Bounds) -> type[BoundedProtocol]:
@@ -111,8 +111,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """A client connected; where there are too many, the one that was idle longest makes way."""
         super().connection_made(transport)
         self._outlet = Outlet(transport, self._end)
-        self.shared.open += 1
-        beyond = self.shared.open - self.shared.max_connections
+        self.shared.connections.add(self)
+        beyond = len(self.shared.connections) - self.shared.max_connections
         if beyond > 0 and self.shared.idle:
             next(iter(self.shared.idle)).end_idle()
         elif beyond > 0:
@@ -122,7 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A client is gone."""
-        self.shared.open -= 1
+        self.shared.connections.discard(self)
         self.shared.idle.pop(self, None)
         self._await_nothing()
         self.resume_writing()
@@ -132,6 +132,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close the connection between two requests."""
         self.shared.idle.pop(self, None)
         self.transport.close()
+
+    def drain(self) -> None:
+        """Close the connection now if it is idle, else after the answers that are under way."""
+        if self in self.shared.idle:
+            self.end_idle()
+        elif self._unanswered:
+            self.cycle.keep_alive = False
 
     def pause_writing(self) -> None:
         """The client does not read what it is sent."""

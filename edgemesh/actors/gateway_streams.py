@@ -24,7 +24,9 @@ from edgemesh.wire.ids import Finish
 from edgemesh.wire.messages import Accepted, Cancel, Credit, Emit, Failed, Item, Logprob, Rejected, Submit
 
 CREDIT: Final = 512
-"""Tokens that may be under way to a client that has not read those before."""
+"""Tokens that may be under way to a client that has not read those before, where each has no more than its text."""
+
+LEAST_CREDIT: Final = 32
 
 UNLIMITED: Final = 1 << 20
 ORPHANS: Final = 1 << 16
@@ -53,6 +55,7 @@ class Stream:
         "text",
         "tokens",
         "upto",
+        "window",
         "work_ns",
     )
 
@@ -71,10 +74,15 @@ class Stream:
         self.group: int | None = None
         self.tokens: array[int] = array("i")
         self.logprobs: list[Logprob] = []
+        """Those of tokens that are not turned into text yet."""
+
         self.read = 0
         """Tokens already turned into text."""
 
-        self.upto = CREDIT if flight.job.stream else UNLIMITED
+        self.window = max(LEAST_CREDIT, CREDIT // (1 + max(0, choice.sampling.logprobs)))
+        """Tokens that may be under way: those with alternatives are that much larger."""
+
+        self.upto = self.window if flight.job.stream else UNLIMITED
         self.finish = Finish.NONE
         self.stop_token = -1
         self.failure: ApiError | None = None
@@ -190,7 +198,8 @@ class Streams:
     def force(self, stream: Stream, tokens: Sequence[int]) -> None:
         """Put tokens behind what was read of a stream, and have it go on from there; what it drew beyond that is dropped."""
         self.close(stream)
-        del stream.tokens[stream.read :], stream.logprobs[stream.read :]
+        del stream.tokens[stream.read :]
+        stream.logprobs.clear()
         forced = tokens[: stream.choice.max_tokens - stream.read]
         stream.tokens.extend(forced)
         if stream.choice.sampling.logprobs >= 0:
@@ -200,7 +209,7 @@ class Streams:
         stream.flight.touch(stream)
         if full:
             return
-        stream.upto = max(stream.upto, len(stream.tokens) + CREDIT)
+        stream.upto = max(stream.upto, len(stream.tokens) + stream.window)
         stream.attempt += 1
         group, stream.group = stream.group, None
         try:
@@ -250,8 +259,8 @@ class Streams:
 
     def credit(self, stream: Stream) -> None:
         """Let the group go on once half of what the client may hold is read."""
-        if stream.read + CREDIT // 2 > stream.upto and not stream.done and stream.group is not None:
-            stream.upto = stream.read + CREDIT
+        if stream.read + stream.window // 2 > stream.upto and not stream.done and stream.group is not None:
+            stream.upto = stream.read + stream.window
             self._outbox.steer(Credit(stream.group, stream.id, stream.attempt, stream.upto), stream.group)
 
     def close(self, stream: Stream) -> None:

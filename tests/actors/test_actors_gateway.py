@@ -408,7 +408,7 @@ def test_a_slow_client_holds_no_more_than_its_credit_and_is_cut_off(mesh):
         send(raw, {"session": "flood", "stream": True, "max_tokens": 16000, "logprobs": 20})
         wait_for(lambda: len(mesh.submits) > placed, "it is submitted")
         name = mesh.submits[placed].request
-        assert mesh.submits[placed].credit == 512
+        assert mesh.submits[placed].credit == 32
         cancel = wait_for(lambda: [c for c in mesh.cancels[cancelled:] if c.request == name], "it is cut off", 10)
         assert cancel
         assert mesh.most_out[name] < 8000

@@ -390,7 +390,7 @@ def test_too_many_connections_end_an_idle_one_or_are_refused():
         for reader, writer in (*busy, fourth):
             writer.write(b"hello")
             assert (await answer(reader))[1] == b"5"
-        while server.bounds.open != 3:  # noqa: ASYNC110 - the server has no event for it
+        while len(server.bounds.connections) != 3:  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.01)
 
     run(scenario, max_connections=3, head_s=10, keep_alive_s=10)
@@ -402,6 +402,9 @@ def test_a_drain_closes_what_is_idle_and_ends_every_other_connection_with_its_an
         idle[1].write(GET)
         await answer(idle[0])
         running[1].write(POST + b"Content-Length: 5\r\n\r\n")
+        streamed = await server.connect()
+        streamed[1].write(STREAMED)
+        assert await streamed[0].readuntil(b"more ")
         while len(server.bounds.idle) != 1:  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.01)
         server.bounds.drain()
@@ -409,6 +412,7 @@ def test_a_drain_closes_what_is_idle_and_ends_every_other_connection_with_its_an
         running[1].write(b"hello")
         assert await running[0].read(15) == b"HTTP/1.1 200 OK"
         assert (await running[0].read()).endswith(b"5")
+        assert (await streamed[0].read()).endswith(b"0\r\n\r\n")
         fresh[1].write(GET)
         said = await fresh[0].read()
         assert b"connection: close" in said
