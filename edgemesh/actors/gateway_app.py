@@ -17,9 +17,11 @@ from edgemesh.actors.gateway_cors import Origins
 from edgemesh.actors.gateway_http import ClientGoneError, ErrorForm, credentials, openai_body, refuse, respond
 from edgemesh.actors.gateway_metrics import CONTENT_TYPE
 from edgemesh.actors.gateway_service import Model, Service
+from edgemesh.actors.gateway_surfaces import Surfaces
 from edgemesh.api.absent import absent
 from edgemesh.api.check import check_detokenize, check_model, check_tokenize
-from edgemesh.api.errors import ApiError
+from edgemesh.api.errors import ApiError, ErrorBody
+from edgemesh.api.messages_replies import MessageError, error_body
 from edgemesh.api.openai import DetokenizeRequest, TokenizeRequest
 from edgemesh.api.openapi import document
 from edgemesh.api.replies import Detokenized, Healthy, ModelCard, ModelList, Tokenized, Version
@@ -28,6 +30,8 @@ from edgemesh.wire.schema import render
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_NAMED: Final = 64
+ERRORS: Final = {ErrorBody: openai_body, MessageError: error_body}
+"""What makes the body of an error, by its struct."""
 
 
 class Endpoint:
@@ -64,11 +68,14 @@ class Application:
     """The whole HTTP side of a gateway: the routes, with nothing in between that each event would pass through."""
 
     def __init__(self, service: Service, allowed_origins: Collection[str] = ()) -> None:
-        pages = Pages(service)
+        pages, surfaces = Pages(service), Surfaces(service)
         self._origins = Origins(allowed_origins)
         handlers: dict[str, Handler] = {
             "chat": service.chat,
             "completions": service.completion,
+            "responses": surfaces.responses,
+            "messages": surfaces.messages,
+            "count_tokens": surfaces.count_tokens,
             "models": pages.models,
             "model": pages.model,
             "tokenize": pages.tokenize,
@@ -82,7 +89,9 @@ class Application:
         }
         assert handlers.keys() == {each.name for each in ROUTES}, "a route and its handler come together"
         routes = [
-            Route(each.path, Endpoint(service, each.name, handlers[each.name]), methods=[each.method])
+            Route(
+                each.path, Endpoint(service, each.name, handlers[each.name], ERRORS[each.error]), methods=[each.method]
+            )
             for each in ROUTES
         ]
         self._router = Router(routes, redirect_slashes=False)
@@ -101,7 +110,8 @@ class Application:
                 await self._router(scope, receive, send)
         except HTTPException as error:
             allow = (error.headers or {}).get("Allow", "")
-            await refuse(send, _no_route(scope, error), headers=(b"allow", allow.encode()) if allow else ())
+            form = error_body if scope["path"].startswith("/v1/messages") else openai_body
+            await refuse(send, _no_route(scope, error), form, (b"allow", allow.encode()) if allow else ())
 
     async def _options(self, scope: Scope, send: Send) -> None:
         """What may be done with a path, and by the scripts of which pages."""

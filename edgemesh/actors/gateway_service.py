@@ -20,7 +20,7 @@ from edgemesh.actors.gateway_metrics import Metrics
 from edgemesh.actors.gateway_outbox import Sender
 from edgemesh.actors.gateway_quota import Quotas
 from edgemesh.actors.gateway_streams import Flight, Stream, Streams
-from edgemesh.api.asking import ask
+from edgemesh.api.asking import Asked, ask
 from edgemesh.api.chat import text_of
 from edgemesh.api.check import Prompt, check_chat, check_completion
 from edgemesh.api.decode import BodyDecoder
@@ -173,15 +173,19 @@ class Service:
     ) -> tuple[str, Job]:
         """The client's own name of a chat, and its job, whichever endpoint it came by. Raises ``ApiError``."""
         outer = self._received(name, endpoint, scope, request)
-        check_chat(request, model.limits)
-        size = sum(_length(message) for message in request.messages)
-        size += len(msgspec.json.encode(request.tools)) if request.tools else 0
         start = monotonic_ns()
-        asked = await self.work(size, lambda: ask(model.text, request))
+        asked = await self.ask(model, request)
         self._tokenised(name, len(asked.ids), start)
         words = await self._bad_words(model.text, request)
         job = resolve_chat(request, asked.ids, model.limits, secrets.randbits(63), words)
         return outer, msgspec.structs.replace(job, parsing=asked.parsing)
+
+    async def ask(self, model: Model, request: ChatRequest) -> Asked:
+        """A chat as the model is asked. Raises ``ApiError``."""
+        check_chat(request, model.limits)
+        size = sum(_length(message) for message in request.messages)
+        size += len(msgspec.json.encode(request.tools)) if request.tools else 0
+        return await self.work(size, lambda: ask(model.text, request))
 
     async def _prepare_completion(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = self.decoder.decode(body, CompletionRequest)

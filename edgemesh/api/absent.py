@@ -26,6 +26,8 @@ ABSENT: Final[dict[str, str]] = {
     "/v1/assistants": "no conversation is kept",
     "/v1/threads": "no conversation is kept",
     "/v1/conversations": "no conversation is kept",
+    "/v1/responses": "no answer is kept",
+    "/v1/messages/batches": "requests are answered at once; send many at the same time",
     "/v1/complete": "it was replaced by `/v1/messages`",
     "/v1/rerank": "no reranking model is served",
     "/v2/rerank": "no reranking model is served",

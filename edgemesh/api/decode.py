@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from edgemesh.api.conversation import check_messages
 from edgemesh.api.errors import ApiError, invalid, unsupported
-from edgemesh.api.openai import NEUTRAL
+from edgemesh.api.openai import NEUTRAL, Neutral
 from edgemesh.api.reasons import WHY
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -32,22 +34,34 @@ class BodyDecoder:
         decoder = self._decoders.get(kind)
         if decoder is None:
             decoder = self._decoders[kind] = msgspec.json.Decoder(kind)
-        try:
+        with refusing():
             request: T = decoder.decode(body)
-        except msgspec.ValidationError as error:
-            raise _refusal(str(error)) from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            message = f"the body is not valid JSON: {error}"
-            raise invalid(message, None, "invalid_json") from error
-        except RecursionError as error:
-            message = "the body is nested too deeply"
-            raise invalid(message, None, "invalid_json") from error
-        _refuse_unsupported(request, "")
-        messages = getattr(request, "messages", None) or ()
-        for index, each in enumerate(messages):
-            _refuse_unsupported(each, f"messages[{index}].")
-        check_messages(messages)
+        check_decoded(request)
         return request
+
+
+def check_decoded(request: msgspec.Struct) -> None:
+    """Raise ``ApiError`` for a parameter that nothing acts on, and for messages that are not a conversation."""
+    refuse_unsupported(request, "")
+    messages = getattr(request, "messages", None) or ()
+    for index, each in enumerate(messages):
+        refuse_unsupported(each, f"messages[{index}].")
+    check_messages(messages)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What msgspec says of a body becomes an ``ApiError`` (400)."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"the body is not valid JSON: {error}"
+        raise invalid(message, None, "invalid_json") from error
+    except RecursionError as error:
+        message = "the body is nested too deeply"
+        raise invalid(message, None, "invalid_json") from error
 
 
 def _refusal(error: str) -> ApiError:
@@ -69,8 +83,9 @@ def _join(path: str | None, field: str) -> str:
     return f"{path}.{field}"[:_SHOWN] if path else field[:_SHOWN]
 
 
-def _refuse_unsupported(part: msgspec.Struct, prefix: str) -> None:
-    for field, (neutral, allowed) in NEUTRAL.get(type(part).__name__, {}).items():
+def refuse_unsupported(part: msgspec.Struct, prefix: str, table: Mapping[str, Neutral] = NEUTRAL) -> None:
+    """Raise ``ApiError`` for a parameter that asks for something, and on which nothing acts."""
+    for field, (neutral, allowed) in table.get(type(part).__name__, {}).items():
         value = getattr(part, field)
         if value is not None and not any(value == each and type(value) is type(each) for each in neutral):
             raise unsupported(prefix + field, allowed, WHY.get(field, ""))

@@ -126,7 +126,8 @@ def _event(route: Operation) -> Schema:
 def _components() -> Schema:
     """The schema of every body, and of every part of one."""
     bodies = {kind.__name__: kind for route in ROUTES for kind in _bodies(route)}
-    _, parts = msgspec.json.schema_components(bodies.values(), ref_template=REFERENCE)
+    _, schemas = msgspec.json.schema_components(bodies.values(), ref_template=REFERENCE)
+    parts: dict[str, Schema] = msgspec.json.decode(msgspec.json.encode(schemas))  # defaults may be tuples
     refine(parts)
     return parts
 

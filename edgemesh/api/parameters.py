@@ -9,8 +9,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
+from edgemesh.api.neutral import EVERY_NEUTRAL
 from edgemesh.api.notes import NOTES
-from edgemesh.api.openai import NEUTRAL, ChatRequest, CompletionRequest
+from edgemesh.api.openai import ChatRequest, CompletionRequest
 from edgemesh.api.reasons import WHY
 from edgemesh.api.routes import ROUTES
 
@@ -38,7 +39,7 @@ def parameters(kind: type[msgspec.Struct]) -> list[Parameter]:
     """Every parameter of a body, in the order of its fields."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
-    neutral = NEUTRAL.get(kind.__name__, {})
+    neutral = EVERY_NEUTRAL.get(kind.__name__, {})
     found = []
     for field in info.fields:
         if field.name in neutral:
@@ -136,7 +137,7 @@ def _object(kind: inspect.StructType, depth: int) -> str:
     tag = f"`{json.dumps(kind.tag)}` " if isinstance(kind.tag, str) else ""
     if depth:
         return f"{tag}{kind.cls.__name__}"
-    neutral = NEUTRAL.get(kind.cls.__name__, {})
+    neutral = EVERY_NEUTRAL.get(kind.cls.__name__, {})
     fields = [field for field in kind.fields if field.name not in neutral]
     return f"{tag}object: " + "; ".join(f"`{field.encode_name}` {words(field.type, 1)}" for field in fields)
 

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from edgemesh.api.openai import MAX_CHOICES, NEUTRAL, Neutral
+from edgemesh.api.neutral import EVERY_NEUTRAL
+from edgemesh.api.openai import MAX_CHOICES, Neutral
 from edgemesh.api.replies import Reply
 from edgemesh.wire.schema import Schema
 
@@ -21,17 +22,21 @@ IDS: Final = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minI
 
 def refine(parts: dict[str, Schema]) -> None:
     """Refine the schemas, by the name of their type."""
-    for name, fields in NEUTRAL.items():
+    for name, fields in EVERY_NEUTRAL.items():
         if name in parts:
             _narrow(parts[name]["properties"], fields)
     for kind in _descendants(Reply):
         if kind.__name__ in parts and not kind.__struct_config__.omit_defaults:
             always = [field.encode_name for field in msgspec.structs.fields(kind) if field.default is not msgspec.UNSET]
-            parts[kind.__name__]["required"] = always
+            tags = parts[kind.__name__].get("required", [])
+            parts[kind.__name__]["required"] = list(dict.fromkeys([*tags, *always]))
     for name in ("ChatRequest", "CompletionRequest"):
         _request(parts[name]["properties"])
+    for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest"):
+        _printable(parts[name]["properties"]["request_id"])
     parts["CompletionRequest"]["properties"]["prompt"] = _prompt()
     parts["ChatMessage"] = _messages(parts["ChatMessage"])
+    parts["MessageItem"]["required"].remove("type")
     parts["TokenizeRequest"] |= {"oneOf": [_given("prompt"), _given("messages")]}
 
 
@@ -44,11 +49,15 @@ def _narrow(properties: Schema, fields: Neutral) -> None:
 
 
 def _request(properties: Schema) -> None:
-    """Token ids as keys, and names that fit a header."""
+    """Token ids as keys."""
     for option in properties["logit_bias"]["anyOf"]:
         if option["type"] == "object":
             option["propertyNames"] = TOKEN_NUMBER
-    for option in properties["request_id"]["anyOf"]:
+
+
+def _printable(name: Schema) -> None:
+    """A name that fits a header."""
+    for option in name["anyOf"]:
         if option["type"] == "string":
             option["pattern"] = PRINTABLE
 

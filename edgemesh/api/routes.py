@@ -11,6 +11,9 @@ import msgspec
 
 from edgemesh.api.chunks import ChatCompletionChunk, CompletionChunk
 from edgemesh.api.errors import ErrorBody
+from edgemesh.api.messages import CountTokensRequest, MessagesRequest
+from edgemesh.api.messages_replies import AnswerMessage, MessageError, TokenCount
+from edgemesh.api.messages_stream import MESSAGE_EVENTS
 from edgemesh.api.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from edgemesh.api.replies import (
     ChatCompletion,
@@ -23,6 +26,9 @@ from edgemesh.api.replies import (
     Tokenized,
     Version,
 )
+from edgemesh.api.responses import ResponsesRequest
+from edgemesh.api.responses_replies import Response
+from edgemesh.api.responses_stream import RESPONSE_EVENTS
 
 Kind = type[msgspec.Struct]
 
@@ -87,6 +93,37 @@ ROUTES: Final = (
         answer=Completion,
         events=(CompletionChunk,),
         failures=GENERATE,
+    ),
+    Operation(
+        path="/v1/responses",
+        method="POST",
+        name="responses",
+        summary="Answer a conversation, in the form of OpenAI's responses",
+        body=ResponsesRequest,
+        answer=Response,
+        events=RESPONSE_EVENTS,
+        failures=GENERATE,
+    ),
+    Operation(
+        path="/v1/messages",
+        method="POST",
+        name="messages",
+        summary="Answer a conversation, in the form of Anthropic's messages",
+        body=MessagesRequest,
+        answer=AnswerMessage,
+        events=MESSAGE_EVENTS,
+        failures=GENERATE,
+        error=MessageError,
+    ),
+    Operation(
+        path="/v1/messages/count_tokens",
+        method="POST",
+        name="count_tokens",
+        summary="How many tokens the prompt of a message has",
+        body=CountTokensRequest,
+        answer=TokenCount,
+        failures=GENERATE,
+        error=MessageError,
     ),
     Operation(path="/v1/models", name="models", summary="The models served", answer=ModelList, failures=(503,)),
     Operation(path="/v1/models/{model:path}", name="model", summary="One model", answer=ModelCard, failures=(404, 503)),

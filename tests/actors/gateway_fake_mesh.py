@@ -142,6 +142,12 @@ class FakeMesh:
         """The word of a group that takes a request."""
         self._later.append((group, submit.gateway, Accepted(group, submit.gateway, 0, submit.request, 0)))
 
+    def fail(self, submit, group):
+        """The word of a group that loses a request."""
+        failed = Failed(group, submit.gateway, 0, submit.request, 0, 503, "group_failed", "the group failed")
+        self.live.pop(submit.request, None)
+        self._later.append((group, submit.gateway, failed))
+
     def wait_exit(self, seconds=10):
         return [process.wait(seconds) for process in self._gateways]
 
@@ -361,9 +367,10 @@ def connect(mesh, receive_buffer=0):
     return raw
 
 
-def send(raw, body):
-    data = json.dumps({"model": "tiny", "prompt": PROMPT} | body).encode()
-    raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+def send(raw, body, path="/v1/completions", key=""):
+    data = json.dumps({"model": "tiny", "prompt": PROMPT} | body if path == "/v1/completions" else body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key}\r\nContent-Length: {len(data)}\r\n\r\n"
+    raw.sendall(head.encode() + data)
 
 
 def wait_for(condition, what, seconds=10.0):

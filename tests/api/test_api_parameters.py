@@ -11,6 +11,7 @@ from openai.types.chat import completion_create_params as openai_chat
 
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.errors import ApiError
+from edgemesh.api.neutral import EVERY_NEUTRAL
 from edgemesh.api.notes import NOTES
 from edgemesh.api.openai import NEUTRAL, ChatRequest, CompletionRequest
 from edgemesh.api.parameters import FILE, parameters, table, words
@@ -126,7 +127,7 @@ def test_every_parameter_is_in_the_table_and_says_what_it_does_or_why_it_is_refu
 
 def test_nothing_is_explained_that_is_not_there():
     fields = set(ChatRequest.__struct_fields__) | set(CompletionRequest.__struct_fields__)
-    neutral = set().union(*NEUTRAL.values())
+    neutral = set().union(*EVERY_NEUTRAL.values())
     assert set(NOTES) <= fields
     assert set(WHY) <= neutral
     for text in (*NOTES.values(), *WHY.values()):

@@ -1,5 +1,7 @@
 """Requests that `schemathesis` makes up from the document, good and bad, against a real mesh: no 5xx, no broken answer."""
 
+import json
+
 import pytest
 import schemathesis
 from e2e_clients import CHAT, COMPLETIONS, MODEL, events_of
@@ -26,6 +28,11 @@ CONFIG = {
     "generation": {"deterministic": True, "max-examples": EXAMPLES, "database": "none", "no-shrink": True},
 }
 LONGEST = 8
+BOUNDS = {"/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}
+ENDS = {
+    "/v1/responses": {"response.completed", "response.incomplete", "response.failed"},
+    "/v1/messages": {"message_stop", "error"},
+}
 
 
 def one_model():
@@ -43,7 +50,11 @@ schema = schemathesis.openapi.from_dict(one_model(), config=schemathesis.Config.
 
 def shorten(case):
     """An answer without a bound of its own, or with one that fits the model, is soon there."""
-    if case.operation.path in {COMPLETIONS, CHAT} and case.meta.generation.mode.is_positive:
+    if case.operation.path in BOUNDS and case.meta.generation.mode.is_positive:
+        name = BOUNDS[case.operation.path]
+        if LONGEST < (case.body.get(name) or 1 << 15) < 1 << 16:
+            case.body[name] = LONGEST
+    elif case.operation.path in {COMPLETIONS, CHAT} and case.meta.generation.mode.is_positive:
         asked = case.body.get("max_tokens")
         if case.body.get("max_completion_tokens") is None and (asked is None or LONGEST < asked < 1 << 16):
             case.body["max_tokens"] = LONGEST
@@ -56,4 +67,8 @@ def test_whatever_is_asked_is_answered_as_the_document_says(case, served):
     # Each on a connection of its own: one that is dropped would else be asked again.
     response = case.call_and_validate(base_url=served.url, checks=CHECKS, timeout=30)
     if "text/event-stream" in response.headers.get("content-type", [""])[0]:
-        assert events_of(response.text)
+        if case.operation.path in ENDS:
+            *_, last = (json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: "))
+            assert last["type"] in ENDS[case.operation.path]
+        else:
+            assert events_of(response.text)

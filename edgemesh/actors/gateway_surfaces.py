@@ -1,0 +1,97 @@
+"""``/v1/responses`` and ``/v1/messages``: chats that are asked for, and answered, in the forms of other APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from edgemesh.actors.gateway_http import credentials, respond
+from edgemesh.actors.gateway_service import Model, Prepared, Service
+from edgemesh.api.errors import ApiError
+from edgemesh.api.made import MadeForm, Maker
+from edgemesh.api.messages import MESSAGES, CountTokensRequest, MessagesRequest
+from edgemesh.api.messages_chat import chat_of_messages
+from edgemesh.api.messages_events import MessageMaker
+from edgemesh.api.messages_replies import TokenCount
+from edgemesh.api.responses import RESPONSES, ResponsesRequest
+from edgemesh.api.responses_chat import chat_of_response
+from edgemesh.api.responses_events import ResponseMaker
+from edgemesh.api.responses_replies import begun
+from edgemesh.api.sse import Head
+from edgemesh.api.translation import Translation, request_of
+from edgemesh.runtime.clock import wall_ns
+
+SECOND: Final = 1_000_000_000
+
+
+class Surfaces:
+    """The handlers of both APIs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def responses(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/v1/responses``."""
+        await self._service.generate(scope, receive, send, "resp_", self._prepare_response)
+
+    async def messages(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/v1/messages``."""
+        await self._service.generate(scope, receive, send, "msg_", self._prepare_message)
+
+    async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/v1/messages/count_tokens``."""
+        service = self._service
+        service.keys.check(credentials(scope))
+        model = service.loaded()
+        async with service.bodies.read(scope, receive) as body:
+            asked = request_of(body, CountTokensRequest, MESSAGES)
+            translation = chat_of_messages(asked, thinks=model.text.dialect.thinks)
+            try:
+                prompt = await service.ask(model, translation.request())
+            except ApiError as error:
+                raise translation.back(error) from error
+        await respond(send, 200, msgspec.json.encode(TokenCount(input_tokens=len(prompt.ids))))
+
+    async def _prepare_response(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
+        request = request_of(body, ResponsesRequest, RESPONSES)
+        return await self._prepared(
+            model, name, "responses", scope, chat_of_response(request), partial(_response_maker, request)
+        )
+
+    async def _prepare_message(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
+        request = request_of(body, MessagesRequest, MESSAGES)
+        translation = chat_of_messages(request, thinks=model.text.dialect.thinks)
+        return await self._prepared(model, name, "messages", scope, translation, _message_maker)
+
+    async def _prepared(
+        self,
+        model: Model,
+        name: str,
+        endpoint: str,
+        scope: Scope,
+        translation: Translation,
+        make: Callable[[Head], Maker],
+    ) -> Prepared:
+        try:
+            chat = translation.request()
+            outer, job = await self._service.conversation(model, name, endpoint, scope, chat)
+        except ApiError as error:
+            raise translation.back(error) from error
+        return outer, job, MadeForm(make)
+
+
+def _response_maker(request: ResponsesRequest, head: Head) -> ResponseMaker:
+    reasoning = request.reasoning
+    return ResponseMaker(
+        begun(request, head.id, head.created, head.model),
+        lambda: wall_ns() // SECOND,
+        summarise=reasoning is not None and reasoning.summary is not None,
+    )
+
+
+def _message_maker(head: Head) -> MessageMaker:
+    return MessageMaker(head.id, head.model)

@@ -1,0 +1,267 @@
+"""``/v1/responses``: every parameter, typed and bounded.
+
+The server keeps nothing between requests: what would need a stored response is refused by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from edgemesh.api.openai import AnyInteger, Label, Length, Metadata, Neutral
+from edgemesh.api.tool_types import MAX_TOOLS, CallId, FunctionName
+from edgemesh.api.translation import Kind
+
+ItemId = Annotated[str, Meta(min_length=1, max_length=128)]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
+    """A piece of an item."""
+
+
+class InputText(_Part, frozen=True, tag="input_text"):
+    """A text for the model."""
+
+    text: str
+
+
+class OutputText(_Part, frozen=True, tag="output_text"):
+    """A text that a model gave; what stands beside it in an answer may be sent back empty."""
+
+    text: str
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    logprobs: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+class ReasoningText(_Part, frozen=True, tag="reasoning_text"):
+    """What a model thought."""
+
+    text: str
+
+
+class SummaryText(_Part, frozen=True, tag="summary_text"):
+    """What a model thought, as its summary."""
+
+    text: str
+
+
+class MessageItem(_Part, frozen=True, tag="message"):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Annotated[list[InputText | OutputText], Meta(min_length=1, max_length=1024)]
+    id: ItemId | None = None
+    status: Status | None = None
+
+
+class CallItem(_Part, frozen=True, tag="function_call"):
+    """A function that the model called."""
+
+    name: FunctionName
+    arguments: Annotated[str, Meta(max_length=1 << 24)]
+    call_id: CallId
+    id: ItemId | None = None
+    status: Status | None = None
+
+
+class OutputItem(_Part, frozen=True, tag="function_call_output"):
+    """What a called function returned."""
+
+    call_id: CallId
+    output: str | Annotated[list[InputText], Meta(min_length=1, max_length=1024)]
+    id: ItemId | None = None
+    status: Status | None = None
+
+
+class ReasoningItem(_Part, frozen=True, tag="reasoning"):
+    """What the model thought before it answered: as a text, or as its summary."""
+
+    id: ItemId | None = None
+    summary: Annotated[list[SummaryText], Meta(max_length=1024)] = []
+    content: Annotated[list[ReasoningText], Meta(max_length=1024)] | None = None
+    status: Status | None = None
+    encrypted_content: None = None
+
+
+Item = MessageItem | CallItem | OutputItem | ReasoningItem
+
+
+class _Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A parameter of several fields."""
+
+
+class FunctionTool(_Setting, frozen=True):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: Annotated[str, Meta(max_length=1 << 16)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(_Setting, frozen=True, tag_field="type", tag="function"):
+    """The function that must be called."""
+
+    name: FunctionName
+
+
+class AllowedTool(_Setting, frozen=True):
+    """A function among those that may be called."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+class AllowedTools(_Setting, frozen=True, tag_field="type", tag="allowed_tools"):
+    """The functions of ``tools`` that may (auto) or of which one must (required) be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class PlainFormat(_Setting, frozen=True, omit_defaults=True, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class ObjectFormat(_Setting, frozen=True, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class SchemaFormat(_Setting, frozen=True, tag_field="type", tag="json_schema"):
+    """JSON of a schema."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    schema: dict[str, Any] | bool
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextSetting(_Setting, frozen=True):
+    """The form of the answer's text."""
+
+    format: PlainFormat | ObjectFormat | SchemaFormat = PlainFormat()
+    verbosity: Any = None
+
+
+class ReasoningSetting(_Setting, frozen=True):
+    """How much to think, and whether what was thought comes as a summary (which is all of it) or as a text."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "detailed"] | None = None
+    generate_summary: Any = None
+    context: Any = None
+    mode: Any = None
+
+
+class ResponseStreamOptions(_Setting, frozen=True):
+    """What a stream holds beside its events."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesRequest(_Setting, frozen=True):
+    """``/v1/responses``."""
+
+    model: Annotated[str, Meta(max_length=512)]
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=4096)]
+    instructions: str | None = None
+    max_output_tokens: Length | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextSetting | None = None
+    reasoning: ReasoningSetting | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Metadata | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+
+    seed: AnyInteger | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    session: Label | None = None
+    group: Annotated[int, Meta(ge=0)] | None = None
+    request_id: Label | None = None
+    chat_template_kwargs: Annotated[dict[Label, Any], Meta(max_length=32)] | None = None
+
+    store: Any = None
+    background: Any = None
+    background_options: Any = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    include: Any = None
+    truncation: Any = None
+    top_logprobs: Any = None
+    max_tool_calls: Any = None
+    service_tier: Any = None
+    prompt: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    access_programs: Any = None
+    image: Any = None
+
+
+RESPONSES_NEUTRAL: Final[dict[str, Neutral]] = {
+    "ResponsesRequest": {
+        "store": ((False,), "false"),
+        "background": ((False,), "false"),
+        "background_options": ((), "null"),
+        "previous_response_id": ((), "null"),
+        "conversation": ((), "null"),
+        "include": (([],), "an empty list"),
+        "truncation": (("disabled",), '"disabled"'),
+        "top_logprobs": ((0,), "0"),
+        "max_tool_calls": ((), "null"),
+        "service_tier": (("auto", "default"), '"auto" or "default"'),
+        "prompt": ((), "null"),
+        "prompt_cache_retention": ((), "null"),
+        "prompt_cache_options": ((), "null"),
+        "context_management": ((), "null"),
+        "moderation": ((), "null"),
+        "access_programs": ((), "null"),
+        "image": ((), "null"),
+    },
+    "ReasoningSetting": {
+        "generate_summary": ((), "null"),
+        "context": (("auto",), '"auto"'),
+        "mode": (("standard",), '"standard"'),
+    },
+    "TextSetting": {"verbosity": (("medium",), '"medium"')},
+}
+"""Parameters of OpenAI's clients that nothing acts on: the values that ask for nothing, in words too."""
+
+
+ALLOWED_TYPES: Final = {
+    "input": "message, function_call, function_call_output and reasoning",
+    "input.content": "input_text and output_text",
+    "input.output": "input_text",
+    "tools": "function",
+    "tool_choice": "function and allowed_tools",
+    "text.format": "text, json_object and json_schema",
+}
+"""What the ``type`` inside a parameter may be."""
+
+
+def normalise(body: Any) -> Any:  # noqa: ANN401 - any JSON
+    """``body`` with the type that an item of ``input`` may leave out: it is a message then."""
+    items = body.get("input") if isinstance(body, dict) else None
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and "role" in item:
+            item.setdefault("type", "message")
+    return body
+
+
+RESPONSES: Final = Kind(RESPONSES_NEUTRAL, ALLOWED_TYPES, normalise)
+"""What requests are decoded by."""

@@ -1,0 +1,177 @@
+"""A request of ``/v1/responses`` to the chat that asks for the same."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from edgemesh.api.errors import ApiError, invalid
+from edgemesh.api.responses import (
+    AllowedTools,
+    CallItem,
+    FunctionChoice,
+    FunctionTool,
+    InputText,
+    Item,
+    MessageItem,
+    ObjectFormat,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ResponsesRequest,
+    SchemaFormat,
+    TextSetting,
+)
+from edgemesh.api.translation import Translation, renames
+
+_SHARED: Final = (
+    "model",
+    "temperature",
+    "top_p",
+    "parallel_tool_calls",
+    "stream",
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "seed",
+    "top_k",
+    "min_p",
+    "ignore_eos",
+    "priority",
+    "session",
+    "group",
+    "request_id",
+    "chat_template_kwargs",
+)
+"""Parameters that a chat has by the same name."""
+
+_NAMES: Final = renames(
+    (r"messages", "input"),
+    (r"max_completion_tokens", "max_output_tokens"),
+    (r"response_format(\.json_schema)?", "text.format"),
+    (r"reasoning_effort", "reasoning.effort"),
+    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+    (r"tool_choice\.function", "tool_choice"),
+    (r"(input\[\d+\])\.tool_call_id", r"\1.call_id"),
+)
+"""What a chat's parameters are called here."""
+
+
+def chat_of_response(request: ResponsesRequest) -> Translation:
+    """The chat that asks for the same. Raises ``ApiError``."""
+    chat = {name: value for name in _SHARED if (value := getattr(request, name)) is not None}
+    places, chat["messages"] = _messages(request)
+    if request.max_output_tokens is not None:
+        chat["max_completion_tokens"] = request.max_output_tokens
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        chat["reasoning_effort"] = request.reasoning.effort
+    if request.text is not None:
+        chat["response_format"] = _format(request.text)
+    return Translation(chat | _tools(request), places, _NAMES)
+
+
+def _messages(request: ResponsesRequest) -> tuple[list[str], list[dict[str, Any]]]:
+    """Turns, and where each began: what the model thought, said and called in a row is one."""
+    turns = _Turns()
+    if request.instructions is not None:
+        turns.add("instructions", {"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        turns.add("input", {"role": "user", "content": request.input})
+        return turns.places, turns.turns
+    for index, item in enumerate(request.input):
+        turns.take(f"input[{index}]", item)
+    if not turns.turns:
+        message = "`input` says nothing; give at least one message"
+        raise invalid(message, "input", "invalid_value")
+    return turns.places, turns.turns
+
+
+_ORDER: Final = ("reasoning_content", "content", "tool_calls")
+
+
+class _Turns:
+    """Makes turns of items."""
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+        self.turns: list[dict[str, Any]] = []
+
+    def take(self, place: str, item: Item) -> None:
+        """Add an item, to the last turn where it belongs there."""
+        match item:
+            case MessageItem(role="assistant"):
+                self._assistant(place, "content")["content"] = _text(item.content)
+            case MessageItem():
+                self.add(place, {"role": item.role, "content": _text(item.content)})
+            case ReasoningItem():
+                if thoughts := "\n".join(part.text for part in item.content or item.summary):
+                    self._assistant(place, "reasoning_content")["reasoning_content"] = thoughts
+            case CallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                self._assistant(place, None).setdefault("tool_calls", []).append(call)
+            case OutputItem():
+                self.add(place, {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+
+    def add(self, place: str, turn: dict[str, Any]) -> dict[str, Any]:
+        """A turn of its own."""
+        self.places.append(place)
+        self.turns.append(turn)
+        return turn
+
+    def _assistant(self, place: str, field: str | None) -> dict[str, Any]:
+        """The assistant's turn that gets ``field`` (None: a call): the last one, unless that is past it already."""
+        last = self.turns[-1] if self.turns else {"role": ""}
+        later = _ORDER[_ORDER.index(field) :] if field else ()
+        if last["role"] == "assistant" and not any(each in last for each in later):
+            return last
+        return self.add(place, {"role": "assistant"})
+
+
+def _text(content: str | list[InputText | OutputText] | list[InputText]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _format(text: TextSetting) -> dict[str, Any]:
+    match text.format:
+        case SchemaFormat() as form:
+            fields = {"name": form.name, "schema": form.schema, "description": form.description, "strict": form.strict}
+            schema = {name: value for name, value in fields.items() if value is not None}
+            return {"type": "json_schema", "json_schema": schema}
+        case ObjectFormat():
+            return {"type": "json_object"}
+        case _:
+            return {"type": "text"}
+
+
+def _tools(request: ResponsesRequest) -> dict[str, Any]:
+    tools = [_tool(tool) for tool in request.tools or ()]
+    choice: Any = request.tool_choice
+    if isinstance(choice, AllowedTools):
+        tools, choice = _allowed(tools, choice), choice.mode
+    elif isinstance(choice, FunctionChoice):
+        choice = {"type": "function", "function": {"name": choice.name}}
+    return ({"tools": tools} if tools else {}) | ({} if choice is None else {"tool_choice": choice})
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    fields = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
+
+
+def _allowed(tools: list[dict[str, Any]], choice: AllowedTools) -> list[dict[str, Any]]:
+    """Those of ``tools`` that ``choice`` names: the others are not shown to the model. Raises ``ApiError``."""
+    known = {tool["function"]["name"]: tool for tool in tools}
+    for allowed in choice.tools:
+        if allowed.name not in known:
+            raise _unknown(allowed.name)
+    return [known[allowed.name] for allowed in choice.tools]
+
+
+def _unknown(name: str) -> ApiError:
+    message = f"`tool_choice.tools` names the function `{name}`, which is not in `tools`"
+    return invalid(message, "tool_choice.tools", "invalid_value")
