@@ -324,10 +324,22 @@ class FakeMesh:
         if finish is not Finish.NONE:
             del self.live[submit.request]
         wanted = submit.sampling.logprobs
+        likely = -0.5 - 3 * submit.sampling.choice % 4
         logprobs = tuple(
-            Logprob(token, -0.5, tuple(((token + k) % self.vocab, -0.5 - k) for k in range(wanted))) for token in tokens
+            Logprob(token, likely, tuple(((token + k) % self.vocab, likely - k) for k in range(wanted)))
+            for token in tokens
         )
-        item = Item(submit.request, submit.attempt, at, tokens, finish, logprobs if wanted >= 0 else (), 2)
+        stops = submit.sampling.stop_token_ids if finish is Finish.STOP else ()
+        item = Item(
+            submit.request,
+            submit.attempt,
+            at,
+            tokens,
+            finish,
+            logprobs if wanted >= 0 else (),
+            2,
+            stop_token=stops[-1] if stops else -1,
+        )
         if submit.session == "twice":
             other = Item(submit.request, 7, at, (5,), Finish.NONE)
             return [other, item, item]

@@ -13,8 +13,8 @@ from edgemesh.wire.messages import Sampling, Submit
 HOUR_NS = 3_600_000_000_000
 
 
-def waiting(order: int, key: str, tokens: int) -> Sequence:
-    submit = Submit(f"r{order}", 0, 0, TokenArray(bytes(4 * tokens)), Sampling(), 1, key=key)
+def waiting(order: int, key: str, tokens: int, priority: int = 0) -> Sequence:
+    submit = Submit(f"r{order}", 0, 0, TokenArray(bytes(4 * tokens)), Sampling(), 1, key=key, priority=priority)
     return Sequence(submit, order, 0)
 
 
@@ -86,3 +86,15 @@ def test_long_prompts_and_a_quantum_of_one_token_take_no_more_turns_than_keys():
     for _ in range(keys):
         queue.remove(queue.peek(1))
     assert Counted.turns <= 2 * keys * keys
+
+
+@given(priorities=st.lists(st.integers(-1000, 1000), min_size=1, max_size=12))
+def test_of_one_key_the_lowest_priority_goes_first_and_equals_in_order(priorities):
+    queue = FairQueue(1000, HOUR_NS)
+    for order, priority in enumerate(priorities):
+        queue.add(waiting(order, "a", 1, priority))
+    taken = []
+    while (sequence := queue.peek(0)) is not None:
+        queue.remove(sequence)
+        taken.append((sequence.submit.priority, sequence.order))
+    assert taken == sorted((priority, order) for order, priority in enumerate(priorities))
