@@ -49,6 +49,7 @@ class Grammars:
         self._limits = LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._ends = _bits(eos_token_ids)
+        self._mask_bytes = -(-vocab_size // 32) * 4
 
     def check(self, source: str) -> str:
         """Why nothing can be generated under this source, in a sentence; nothing if it can."""
@@ -68,14 +69,15 @@ class Grammars:
         self._kept[source] = compiled
         while len(self._kept) > KEPT or sum(map(len, self._kept)) > KEPT_CHARACTERS:
             self._kept.popitem(last=False)
-        return Matcher(compiled.deep_copy(), self._ends)
+        return Matcher(compiled.deep_copy(), self._ends, self._mask_bytes)
 
 
 class Matcher:
     """One stream's way through a grammar."""
 
-    def __init__(self, matcher: LLMatcher, ends: int) -> None:
+    def __init__(self, matcher: LLMatcher, ends: int, mask_bytes: int) -> None:
         self._matcher = matcher
+        self._mask_bytes = mask_bytes
         self._ends = ends
         self.ended = False
         """Nothing but the end may follow; known after ``mask``."""
@@ -86,7 +88,12 @@ class Matcher:
         Raises ``GrammarError`` where nothing may follow though the sentence is not whole, and where that takes too much to find out.
         """
         matcher = self._matcher
-        mask = b"" if matcher.is_stopped() else matcher.compute_bitmask()
+        # The library's has a word more than a vocabulary of whole words needs.
+        mask = (
+            b""
+            if matcher.is_stopped()
+            else matcher.compute_bitmask()[: self._mask_bytes].ljust(self._mask_bytes, b"\0")
+        )
         if matcher.is_error() and not matcher.get_error().startswith(DEAD_END):
             raise GrammarError(_sentence(matcher.get_error()))
         self.ended = not int.from_bytes(mask, "little") & ~self._ends

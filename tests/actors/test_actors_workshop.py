@@ -1,6 +1,5 @@
 """Real workers: grammars that kill or stall theirs cost one request each, and nobody else's stream a token."""
 
-import asyncio
 import os
 import select
 import signal
@@ -14,9 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "grammar"))
 from grammar_models import OBJECT, kind, lark, schema
 
 from edgemesh.actors import workshop as module
-from edgemesh.actors.gateway_checker import Checker
 from edgemesh.actors.workshop import Workshop, starter
-from edgemesh.api.errors import ApiError
 from edgemesh.runtime.clock import monotonic_ns
 
 DEEP = lark("start: r0\n" + "\n".join(f'r{at}: "a" r{at + 1} | "b"' for at in range(25_000)) + '\nr25000: "c"')
@@ -153,55 +150,3 @@ def test_a_worker_ends_with_whoever_started_it(shop):
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is None:
         assert time.monotonic() < until
         select.select([], [], [], 0.01)
-
-
-def test_a_gateway_learns_of_many_grammars_at_once_which_can_be_used(shop):
-    checker = Checker(shop)
-
-    async def check():
-        sources = [schema(OBJECT), "nonsense", lark('start: "a"'), DEEP, schema(OBJECT)]
-        return await asyncio.gather(*map(checker.check, sources)), await checker.check("nonsense")
-
-    (good, bad, also, deep, same), again = asyncio.run(check())
-    assert (good, also, same) == ("", "", "")
-    assert bad
-    assert again == bad
-    assert "too large or too deep" in deep
-
-
-def test_a_verdict_is_remembered_a_bad_one_for_a_while(shop, monkeypatch):
-    checker = Checker(shop)
-    asked = []
-    ask = shop.ask
-    monkeypatch.setattr(shop, "ask", lambda key, source, tokens: asked.append(source) or ask(key, source, tokens))
-    good = schema(OBJECT)
-
-    async def check():
-        for source in (good, "nonsense", good, "nonsense"):
-            await checker.check(source)
-        monkeypatch.setattr("edgemesh.actors.gateway_checker.REFUSED_NS", 0)
-        for source in (good, "nonsense"):
-            await checker.check(source)
-
-    asyncio.run(check())
-    assert asked == [good, "nonsense", "nonsense"]
-
-
-def test_a_client_that_leaves_takes_its_question_along_and_too_many_are_refused(shop, monkeypatch):
-    monkeypatch.setattr("edgemesh.actors.gateway_checker.MAX_WAITING", 1)
-    checker = Checker(shop)
-
-    async def check():
-        first = asyncio.ensure_future(checker.check(schema(OBJECT)))
-        asked = asyncio.Event()
-        asyncio.get_running_loop().call_soon(asked.set)
-        await asked.wait()
-        with pytest.raises(ApiError, match="try again later"):
-            await checker.check(lark('start: "a"'))
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert not checker._waiting
-        return await checker.check(lark('start: "a"'))
-
-    assert asyncio.run(check()) == ""

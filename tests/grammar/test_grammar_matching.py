@@ -80,6 +80,13 @@ def test_the_end_may_follow_where_the_sentence_is_whole_and_nowhere_else(name):
     assert matcher.ended
 
 
+@pytest.mark.parametrize("size", [320, 319, 321, 352])
+def test_a_mask_has_just_the_words_that_the_vocabulary_needs(size):
+    data, eos, _ = kind("byte level")
+    mask = Grammars(data, eos, size).matcher(lark("start: /.*/")).mask()
+    assert len(mask) == 4 * -(-size // 32)
+
+
 def test_a_token_that_may_not_follow_is_not_taken():
     found, tokenizer = grammars("byte level")
     matcher = found.matcher(lark('start: "a"'))
