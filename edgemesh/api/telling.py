@@ -60,7 +60,9 @@ class Telling:
 
     def finish(self, stop_token: int | None = None) -> tuple[list[Event], list[Logprob]]:
         """The events that were held back, now that no more tokens come."""
-        events = self._parser.feed(self._text.finish(stop_token)) if not self.done else []
+        if self.done:
+            return self._parser.finish(), []
+        events = self._parser.feed(self._text.finish(stop_token))
         events += self._parser.finish()
         self._count(0)
         return events, self._text.shown

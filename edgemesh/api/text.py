@@ -70,7 +70,9 @@ class ModelText:
         self.marked_pieces = Pieces(self.tokenizer, file, MARKS)
         """The same, with the tags of reasoning and calls as text, be they special tokens or not."""
 
-        self.special = frozenset(token.content for token in file.added_tokens if token.special)
+        self.added = frozenset(token.content for token in file.added_tokens)
+        """Texts that are one token each, beside the vocabulary."""
+
         source = template if template is not None else _template(settings.chat_template)
         tokens = {
             name: token if isinstance(token, str) else str(token.get("content", ""))
