@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
+import anyio.to_thread
 import msgspec
 from starlette.types import Send
 
@@ -13,6 +15,7 @@ from edgemesh.api.errors import ApiError
 from edgemesh.api.events import Content, Event
 from edgemesh.api.extras import ranked, with_prompt, with_token_ids, with_usage
 from edgemesh.api.forms import Form, Part
+from edgemesh.api.prompt_scores import PromptScores, ScoredForm, Shown
 from edgemesh.api.replies import Usage, usage
 from edgemesh.api.sse import Chunks, Ending, Events, Head
 from edgemesh.api.telling import Telling
@@ -21,6 +24,9 @@ from edgemesh.wire.ids import Finish
 from edgemesh.wire.messages import Logprob
 
 REASONS: Final = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+INLINE_SCORES: Final = 4096
+"""More log-probabilities than this are put into words in a worker thread: they would hold up every other answer."""
 
 
 class Answer:
@@ -35,6 +41,12 @@ class Answer:
         self.work_ns = 0
         self.endings: dict[str, Ending] = {}
         """How each stream ended, by its id."""
+
+        self._shown: dict[int, Shown] = {}
+        """What is shown of each prompt's log-probabilities, once all of them are here."""
+
+        self._unopened = {stream.id: stream for stream in flight.streams if flight.job.extras.echo_logprobs >= 0}
+        """Streams whose echo waits for those."""
 
     async def admitted(self) -> None:
         """Wait until every choice has its group, so that a refusal can still be the answer's status.
@@ -64,6 +76,7 @@ class Answer:
                 told[stream.id] += more
                 entries[stream.id] += shown
             self.work_ns += monotonic_ns() - start
+        await self._show(flight.streams)
         parts = [
             Part(
                 index=stream.choice.index,
@@ -72,6 +85,8 @@ class Answer:
                 logprobs=None if stream.choice.sampling.logprobs < 0 else entries[stream.id],
                 token_ids=stream.tokens[: stream.text.tokens].tolist() if extras.token_ids else None,
                 prompt_token_ids=flight.job.prompts[stream.choice.prompt].tolist() if extras.token_ids else None,
+                prompt=self._shown.get(stream.choice.prompt, Shown()),
+                offset=len(self._form.opening(stream.choice.prompt)),
             )
             for stream in flight.streams
         ]
@@ -92,6 +107,9 @@ class Answer:
             changed = await flight.changed()
             if flight.gone:
                 raise ClientGoneError
+            await self._show(changed)
+            # A choice whose echo has waited has changed, too.
+            changed += [stream for stream in self._unopened.values() if stream not in changed]
             start = monotonic_ns()
             out = [self._more(stream, made[stream.id]) for stream in changed if stream.id not in self.endings]
             failure = next((stream.failure for stream in changed if stream.failure is not None), None)
@@ -114,11 +132,36 @@ class Answer:
                 chat=self._head.object == "chat.completion.chunk",
             )
         opening = self._form.opening(stream.choice.prompt)
-        return first + chunks.text(opening) if opening else first
+        return first + chunks.text(opening) if opening and stream.id not in self._unopened else first
+
+    async def _show(self, streams: list[Stream]) -> None:
+        """Put the log-probabilities of prompts into words, where all are here."""
+        for stream in streams:
+            prompt, scores = stream.choice.prompt, stream.scores
+            if scores is not None and scores.whole and prompt not in self._shown:
+                self._shown[prompt] = await self._words(prompt, scores)
+
+    async def _words(self, prompt: int, scores: PromptScores) -> Shown:
+        extras, form = self._flight.job.extras, self._form
+        assert isinstance(form, ScoredForm), f"{type(form).__name__} shows no log-probabilities of prompts"
+        call = partial(form.shown, prompt, scores, extras.prompt_logprobs, extras.echo_logprobs)
+        return call() if scores.size <= INLINE_SCORES else await anyio.to_thread.run_sync(call)
 
     def _more(self, stream: Stream, chunks: Chunks) -> bytes:
         """The events of a stream's new text, and of its end."""
-        offset, at = stream.text.length, stream.text.tokens
+        prompt = stream.choice.prompt
+        opening = self._form.opening(prompt)
+        event = b""
+        if stream.id in self._unopened:
+            if prompt not in self._shown:
+                return b""
+            del self._unopened[stream.id]
+            event = chunks.text(opening, self._shown[prompt].echoed)
+        return event + self._own(stream, chunks, len(opening))
+
+    def _own(self, stream: Stream, chunks: Chunks, begin: int) -> bytes:
+        """The events of new text, which stands after ``begin`` characters of echo."""
+        offset, at = begin + stream.text.length, stream.text.tokens
         told, shown = self._advance(stream)
         event = b""
         if told or shown:

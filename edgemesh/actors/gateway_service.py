@@ -19,6 +19,7 @@ from edgemesh.actors.gateway_keys import ApiKeys
 from edgemesh.actors.gateway_metrics import Metrics
 from edgemesh.actors.gateway_outbox import Sender
 from edgemesh.actors.gateway_quota import Quotas
+from edgemesh.actors.gateway_scores import ScoreRoom
 from edgemesh.actors.gateway_streams import Flight, Stream, Streams
 from edgemesh.api.asking import Asked, ask
 from edgemesh.api.chat import text_of
@@ -86,6 +87,7 @@ class Service:
         self.model: Model | None = None
         self.serving = False
         self.reason = "starting"
+        self.scores = ScoreRoom()
         self._max_streams = max_streams
         self._timeout_s = timeout_s
         self._requests = 0
@@ -146,7 +148,8 @@ class Service:
             visit.prompt(job.prompt_tokens)
             flight = self._flight(name, job, model, started)
             headers = (b"x-request-id", (outer or name).encode(), *visit.headers)
-            await self._answer(flight, form, model, receive, send, headers)
+            with self.scores.room(job):
+                await self._answer(flight, form, model, receive, send, headers)
         except ClientGoneError:
             self.metrics.aborted()
             self.port.trace.event("request.aborted", request=name)

@@ -16,6 +16,7 @@ from typing import Final
 from edgemesh.actors.gateway_metrics import Metrics
 from edgemesh.actors.gateway_outbox import Outbox, Sender
 from edgemesh.api.errors import ApiError, from_mesh
+from edgemesh.api.prompt_scores import PromptScores
 from edgemesh.api.resolve import Choice, Job
 from edgemesh.api.stream import TextStream
 from edgemesh.api.telling import Telling
@@ -50,6 +51,7 @@ class Stream:
         "logprobs",
         "prompt_tokens",
         "read",
+        "scores",
         "stop_token",
         "telling",
         "text",
@@ -76,6 +78,7 @@ class Stream:
         self.logprobs: list[Logprob] = []
         """Those of tokens that are not turned into text yet."""
 
+        self.scores = PromptScores(flight.job.prompts[choice.prompt]) if choice.prompt_logprobs >= 0 else None
         self.read = 0
         """Tokens already turned into text."""
 
@@ -101,9 +104,10 @@ class Stream:
         have = len(self.tokens)
         skip = have - item.index
         if skip < 0:
-            reason = f"tokens {have} to {item.index - 1} of {self.id} never came"
-            self.failure = from_mesh(503, "tokens_lost", reason)
+            self._lost(f"tokens {have} to {item.index - 1}")
             return 0
+        if self.scores is not None:
+            self._score(self.scores, item)
         new = item.tokens[skip:] if skip else item.tokens
         self.tokens.extend(new)
         if item.logprobs:
@@ -117,6 +121,17 @@ class Stream:
                 reason = "the group cancelled the request: its client did not read for too long"
                 self.failure = from_mesh(503, "aborted", reason)
         return len(new)
+
+    def _score(self, scores: PromptScores, item: Item) -> None:
+        """Log-probabilities of the prompt come before all else."""
+        missing = "" if item.prompt_logprobs is None else scores.take(item.prompt_logprobs)
+        if not scores.whole and (item.tokens or item.finish in {Finish.STOP, Finish.LENGTH}):
+            missing = f"prompt log-probabilities from {scores.count} on"
+        if missing:
+            self._lost(missing)
+
+    def _lost(self, what: str) -> None:
+        self.failure = from_mesh(503, "tokens_lost", f"{what} of {self.id} never came")
 
 
 class Flight:
@@ -189,10 +204,6 @@ class Streams:
         """Send every choice to the router. Raises ``ApiError`` where it cannot take them; then none is left behind."""
         job = flight.job
         for stream in flight.streams:
-            if not stream.choice.max_tokens:
-                stream.finish = Finish.LENGTH
-                flight.touch(stream)
-                continue
             self._submit(stream, job.pin)
 
     def force(self, stream: Stream, tokens: Sequence[int]) -> None:
@@ -234,6 +245,8 @@ class Streams:
             credit=stream.upto,
             tenant=job.tenant,
             grammar=job.grammar,
+            prompt_logprobs=choice.prompt_logprobs,
+            scored=stream.scores.count if stream.scores else 0,
         )
         self._outbox.submit(submit)
         self._open[stream.id] = stream

@@ -29,6 +29,9 @@ def check_request(request: Request, limits: Limits) -> None:
     if options is not None and options.continuous_usage_stats and not options.include_usage:
         message = "`stream_options.continuous_usage_stats` is only allowed with `include_usage`: true"
         raise invalid(message, "stream_options.continuous_usage_stats")
+    if request.prompt_logprobs is not None and request.stream:
+        message = "`prompt_logprobs` are not available with `stream`: true; leave one of them out"
+        raise invalid(message, "prompt_logprobs")
     _check_truncation(request, limits)
     if request.group is not None and request.group >= limits.groups:
         message = f"`group` is {request.group}; this mesh has groups 0 to {limits.groups - 1}"
@@ -91,11 +94,8 @@ def check_completion(request: CompletionRequest, limits: Limits) -> list[Prompt]
             message = "`best_of` above `n` compares whole answers; it is not allowed with `stream`: true"
             raise invalid(message, "best_of")
         drawn = request.best_of
-    if request.echo and request.logprobs is not None:
-        message = "`logprobs` of an echoed prompt are not supported; leave out `echo` or `logprobs`"
-        raise invalid(message, "logprobs", "unsupported_parameter")
-    if request.max_tokens == 0 and not request.echo:
-        message = "`max_tokens` is 0; the least is 1 (0 is allowed with `echo`)"
+    if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
+        message = "`max_tokens` is 0; the least is 1 (0 is allowed with `echo` or `prompt_logprobs`)"
         raise invalid(message, "max_tokens")
     prompts = _prompts(request.prompt)
     for prompt in prompts:

@@ -61,6 +61,11 @@ class Pieces:
         """How log-probabilities name a token."""
         return self.bytes_of(token).decode(errors="replace")
 
+    @property
+    def plain(self) -> Pieces:
+        """The same tokens under their own names."""
+        return self
+
     def learn(self, token: int, *, skip_special: bool) -> str | None:
         """Find and remember a token's text."""
         text: str | None
@@ -84,6 +89,11 @@ class IdPieces(Pieces):
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token."""
         return self._pieces.bytes_of(token)
+
+    @property
+    def plain(self) -> Pieces:
+        """The tokens whose ids these are."""
+        return self._pieces
 
     def name_of(self, token: int) -> str:
         """Its id."""

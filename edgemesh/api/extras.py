@@ -26,7 +26,8 @@ class Extras(msgspec.Struct, frozen=True, gc=False):
     """What one request's answer shows.
 
     ``best`` is how many choices of each prompt are kept (0: all), ``quiet_stops`` the tokens whose stop is nothing to name,
-    ``scored`` says that log-probabilities were drawn for the server's own use.
+    ``scored`` says that log-probabilities were drawn for the server's own use. ``prompt_logprobs`` and ``echo_logprobs`` are how many
+    alternatives are shown beside each token of the prompt, in vLLM's form and in that of an echo (-1: none, nor the token's own).
     """
 
     token_ids: bool = False
@@ -36,6 +37,8 @@ class Extras(msgspec.Struct, frozen=True, gc=False):
     scored: bool = False
     quiet_stops: tuple[int, ...] = ()
     service_tier: str | UnsetType = UNSET
+    prompt_logprobs: int = -1
+    echo_logprobs: int = -1
 
 
 def extras_of(request: Request, limits: Limits) -> Extras:
@@ -53,7 +56,16 @@ def extras_of(request: Request, limits: Limits) -> Extras:
         scored=scored,
         quiet_stops=() if request.ignore_eos else limits.eos_token_ids,
         service_tier="default" if isinstance(request, ChatRequest) and request.service_tier is not None else UNSET,
+        prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
+        echo_logprobs=_echoed(request),
     )
+
+
+def _echoed(request: Request) -> int:
+    """How many alternatives are wanted beside each token of an echoed prompt."""
+    if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
+        return request.logprobs
+    return -1
 
 
 def ranked(parts: Sequence[Part], prompts: Sequence[int], extras: Extras) -> list[Part]:

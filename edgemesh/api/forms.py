@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from edgemesh.api.detokenize import Pieces
 from edgemesh.api.events import Event, Message, gather
 from edgemesh.api.logprobs import chat_logprobs, completion_logprobs
+from edgemesh.api.prompt_scores import PromptScores, Shown, echo_columns, joined, prompt_table
 from edgemesh.api.replies import (
     AssistantMessage,
     ChatChoice,
@@ -35,6 +36,11 @@ class Part(msgspec.Struct, frozen=True):
     logprobs: Sequence[Logprob] | None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt: Shown = Shown()
+    """What is shown of its prompt's log-probabilities."""
+
+    offset: int = 0
+    """Characters of the text that are the prompt's, echoed."""
 
     @property
     def message(self) -> Message:
@@ -103,6 +109,11 @@ class ChatForm:
         del prompt
         return self._opening
 
+    def shown(self, prompt: int, scores: PromptScores, table: int, echo: int) -> Shown:
+        """The prompt's log-probabilities; a chat echoes none."""
+        del prompt, echo
+        return Shown(prompt_table(scores, table, self._pieces) if table >= 0 else None)
+
     def logprobs(self, entries: Sequence[Logprob], offset: int) -> ChatLogprobs:
         """Log-probabilities in the chat form, which has no offsets."""
         del offset
@@ -131,6 +142,7 @@ class ChatForm:
             service_tier=head.service_tier,
             metadata=_set(self._metadata),
             prompt_token_ids=_set(parts[0].prompt_token_ids),
+            prompt_logprobs=_set(parts[0].prompt.table),
         )
         return msgspec.json.encode(answer)
 
@@ -155,6 +167,13 @@ class CompletionForm:
         """The echoed prompt."""
         return self._echoes[prompt] if self._echoes else ""
 
+    def shown(self, prompt: int, scores: PromptScores, table: int, echo: int) -> Shown:
+        """The prompt's log-probabilities in both forms."""
+        return Shown(
+            prompt_table(scores, table, self._pieces) if table >= 0 else None,
+            echo_columns(scores, echo, self._pieces, self.opening(prompt)) if echo >= 0 else None,
+        )
+
     def logprobs(self, entries: Sequence[Logprob], offset: int) -> CompletionLogprobs:
         """Log-probabilities in the completion form."""
         return completion_logprobs(entries, self._pieces, offset)
@@ -165,11 +184,12 @@ class CompletionForm:
             CompletionChoice(
                 index=part.index,
                 text=part.message.content,
-                logprobs=None if part.logprobs is None else self.logprobs(part.logprobs, 0),
+                logprobs=joined(part.prompt.echoed, self._own(part)),
                 finish_reason=part.ending.reason,
                 stop_reason=part.ending.stop_reason,
                 token_ids=_set(part.token_ids),
                 prompt_token_ids=_set(part.prompt_token_ids),
+                prompt_logprobs=_set(part.prompt.table),
             )
             for part in parts
         ]
@@ -182,3 +202,7 @@ class CompletionForm:
             system_fingerprint=head.system_fingerprint,
         )
         return msgspec.json.encode(answer)
+
+    def _own(self, part: Part) -> CompletionLogprobs | None:
+        """Log-probabilities of what comes after the echo."""
+        return None if part.logprobs is None else self.logprobs(part.logprobs, part.offset)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from edgemesh.api.detokenize import Pieces
 from edgemesh.api.replies import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
@@ -10,6 +12,8 @@ from edgemesh.wire.messages import Logprob
 
 FLOOR = -9999.0
 """What JSON can say of a probability of zero."""
+
+_Decoder: Final = getincrementaldecoder("utf-8")
 
 
 def chat_logprobs(entries: Sequence[Logprob], pieces: Pieces) -> ChatLogprobs:
@@ -21,18 +25,29 @@ def completion_logprobs(entries: Sequence[Logprob], pieces: Pieces, offset: int)
     """The completion form; the first token's text begins at character ``offset``."""
     tokens = [pieces.name_of(entry.token) for entry in entries]
     offsets = []
+    # The tokens of one character all begin where it does.
+    characters = _Decoder("replace")
     for entry in entries:
         offsets.append(offset)
-        offset += len(pieces.bytes_of(entry.token).decode(errors="replace"))
+        offset += len(characters.decode(pieces.bytes_of(entry.token)))
     return CompletionLogprobs(
         tokens=tokens,
         token_logprobs=[max(FLOOR, entry.logprob) for entry in entries],
-        top_logprobs=[
-            {pieces.name_of(token): max(FLOOR, value) for token, value in (*entry.top, (entry.token, entry.logprob))}
-            for entry in entries
-        ],
+        top_logprobs=[named((*entry.top, (entry.token, entry.logprob)), pieces) for entry in entries],
         text_offset=offsets,
     )
+
+
+def named(entries: Iterable[tuple[int, float]], pieces: Pieces) -> dict[str, float]:
+    """Log-probabilities by the names of their tokens; of tokens with one name the likeliest counts.
+
+    So the largest value is always that of the likeliest token, by which clients tell a greedy choice.
+    """
+    made: dict[str, float] = {}
+    for token, value in entries:
+        name = pieces.name_of(token)
+        made[name] = max(FLOOR, value, made.get(name, FLOOR))
+    return made
 
 
 def _token(entry: Logprob, pieces: Pieces) -> TokenLogprob:

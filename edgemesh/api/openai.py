@@ -84,8 +84,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     spaces_between_special_tokens: bool | None = None
     cache_salt: Salt | None = None
     session_id: Label | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
-    prompt_logprobs: Any = None
     length_penalty: Any = None
     use_beam_search: Any = None
     watermarking: Any = None
@@ -210,7 +210,6 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 Neutral = dict[str, tuple[tuple[Any, ...], str]]
 
 _NEUTRAL: Final[Neutral] = {
-    "prompt_logprobs": ((), "null"),
     "length_penalty": ((1, 1.0), "1"),
     "use_beam_search": ((False,), "false"),
     "watermarking": ((False,), "false"),

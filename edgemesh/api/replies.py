@@ -79,9 +79,21 @@ class CompletionLogprobs(Reply, frozen=True):
     """A completion choice's log-probabilities, a column each."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """A token at one place of a prompt, as vLLM tells it; ``rank`` counts from 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptTable = list[dict[str, PromptLogprob] | None]
+"""For each prompt token the entries of itself and of the likeliest ones, by token id; null for the first."""
 
 
 class AssistantMessage(Reply, frozen=True):
@@ -118,6 +130,7 @@ class ChatCompletion(Reply, frozen=True):
     service_tier: str | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptTable | UnsetType = UNSET
 
 
 class CompletionChoice(Reply, frozen=True):
@@ -130,6 +143,7 @@ class CompletionChoice(Reply, frozen=True):
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptTable | UnsetType = UNSET
 
 
 class Completion(Reply, frozen=True):

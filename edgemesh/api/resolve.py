@@ -29,13 +29,15 @@ _SEED_MASK: Final = (1 << 63) - 1
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """One stream to submit; ``index`` is its number in the answer, ``prompt`` that of its prompt.
 
-    ``max_tokens`` 0 asks for the echoed prompt alone, and is not submitted.
+    ``max_tokens`` 0 asks for the prompt alone. ``prompt_logprobs`` is how many alternatives are wanted beside each prompt token (-1: none):
+    of a prompt's choices only the first one asks, for all of them.
     """
 
     index: int
     prompt: int
     sampling: Sampling
     max_tokens: int
+    prompt_logprobs: int = -1
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +67,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     def prompt_tokens(self) -> int:
         """Tokens of all prompts together, each counted once."""
         return sum(len(prompt) for prompt in self.prompts)
+
+    @property
+    def prompt_logprobs(self) -> int:
+        """Log-probabilities of prompts that will come, alternatives included."""
+        return sum(len(self.prompts[each.prompt]) * (1 + each.prompt_logprobs) for each in self.choices)
 
 
 BadWords = tuple[tuple[int, ...], ...]
@@ -131,12 +138,15 @@ def _job(
     count = request.n or 1
     if isinstance(request, CompletionRequest):
         count = request.best_of or count
+    extras = extras_of(request, limits)
+    scores = max(extras.prompt_logprobs, extras.echo_logprobs)
     choices = tuple(
         Choice(
             index=place * count + choice,
             prompt=place,
             sampling=msgspec.structs.replace(sampling, choice=choice),
             max_tokens=length,
+            prompt_logprobs=-1 if choice else scores,
         )
         for place, (_, length) in enumerate(prompts)
         for choice in range(count)
@@ -159,7 +169,7 @@ def _job(
         pin=request.group,
         priority=request.priority or 0,
         tenant=_tenant(request.cache_salt),
-        extras=extras_of(request, limits),
+        extras=extras,
     )
 
 

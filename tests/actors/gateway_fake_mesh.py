@@ -14,7 +14,9 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from pathlib import Path
+from struct import pack
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -24,6 +26,7 @@ from edgemesh.runtime.trace import ListTrace
 from edgemesh.runtime.zmq import ZmqPort
 from edgemesh.topology import Gateway, Group, MeshShape, Model, Topology
 from edgemesh.topology import Trace as TraceSettings
+from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.catalogue import LinkKind
 from edgemesh.wire.ids import Finish
 from edgemesh.wire.messages import (
@@ -41,6 +44,7 @@ from edgemesh.wire.messages import (
     Item,
     Logprob,
     Progress,
+    PromptLogprobs,
     Ready,
     Rejected,
     Stop,
@@ -77,6 +81,7 @@ class FakeStream:
         self.submit, self.group, self.script = submit, group, script
         self.tokens = list(script(submit))
         self.out = len(submit.emitted)
+        self.scored = submit.scored
         self.credit = submit.credit
 
 
@@ -308,6 +313,8 @@ class FakeMesh:
         submit = stream.submit
         if submit.session == "hold":
             return []
+        if stream.scored < len(submit.prompt) - 1 and submit.prompt_logprobs >= 0:
+            return self._score(stream)
         step = 50 if submit.session == "flood" else 3 if submit.session == "threes" else 1
         count = min(step, stream.credit - stream.out, submit.max_tokens - stream.out, len(stream.tokens) - stream.out)
         tokens = tuple(stream.tokens[stream.out : stream.out + count])
@@ -344,6 +351,33 @@ class FakeMesh:
             other = Item(submit.request, 7, at, (5,), Finish.NONE)
             return [other, item, item]
         return [item]
+
+    def _score(self, stream):
+        """A piece of the prompt's log-probabilities; ``unscored`` leaves out the first."""
+        submit, start = stream.submit, stream.scored
+        tokens = submit.prompt.tolist()
+        stream.scored = stop = min(start + 3, len(tokens) - 1)
+        if submit.session == "unscored" and not start:
+            return []
+        rows = array("i")
+        for position in range(start, stop):
+            value, rank, top = scored(tokens, position, submit.prompt_logprobs, self.vocab)
+            rows.extend((bits(value), rank))
+            for token, likely in top:
+                rows.extend((token, bits(likely)))
+        piece = PromptLogprobs(start, submit.prompt_logprobs, TokenArray(rows))
+        return [Item(submit.request, 0, 0, (), prompt_logprobs=piece)] * (2 if submit.session == "twice" else 1)
+
+
+def bits(value):
+    return int.from_bytes(pack("<f", value), "little", signed=True)
+
+
+def scored(tokens, position, top, vocab):
+    """What this mesh says of the token after ``position``: its log-probability, its rank, and (token, log-probability) of the likeliest."""
+    value = -0.25 * (position + 1)
+    likely = [((tokens[position + 1] + position + place) % vocab, value / 2 - place) for place in range(top)]
+    return value, position + 2, likely
 
 
 def say_back(submit):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from e2e_clients import Traces
+from e2e_reference import compute
 
 from edgemesh.bench.launch import Launched
+from edgemesh.engine.locate import models_dir
 
 START_S = 180.0
 MODEL = "smollm2-135m"
@@ -44,6 +46,13 @@ def pulled():
     command = [str(Path(sys.executable).with_name("edgemesh")), "pull", MODEL]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(scope="session")
+def cases(pulled):
+    """What `transformers` says of the demo model's prompts."""
+    (gguf,) = (models_dir() / MODEL).glob("*.gguf")
+    return compute(gguf)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 OUTPUT = 64
+TOP = 20
 
 TEXTS = (
     "Once upon a time",
@@ -25,14 +26,26 @@ missing," she said. "I know," he said. "I counted their lights going out, one af
 )
 
 
+class Score(NamedTuple):
+    """A token's log-probability after those before it, its rank (from 1), and the likeliest tokens there."""
+
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
 class Case(NamedTuple):
-    """One prompt and the only right continuation; ``margin`` is its closest call between two tokens, in logits."""
+    """One prompt and the only right continuation; ``margin`` is its closest call between two tokens, in logits.
+
+    ``scores`` are those of all tokens but the first, prompt and continuation.
+    """
 
     text: str
     ids: list[int]
     output: list[int]
     said: str
     margin: float
+    scores: list[Score]
 
 
 def compute(gguf) -> list[Case]:
@@ -65,4 +78,22 @@ def _case(text, tokenizer, model) -> Case:
     output = found.sequences[0, prompt.input_ids.shape[1] :].tolist()
     best = torch.stack(found.logits)[:, 0].topk(2).values
     margin = float((best[:, 0] - best[:, 1]).min())
-    return Case(text, prompt.input_ids[0].tolist(), output, tokenizer.decode(output, skip_special_tokens=True), margin)
+    ids = prompt.input_ids[0].tolist()
+    return Case(
+        text, ids, output, tokenizer.decode(output, skip_special_tokens=True), margin, _scores(model, ids + output)
+    )
+
+
+def _scores(model, tokens) -> list[Score]:
+    import torch
+
+    with torch.inference_mode():
+        found = model(torch.tensor([tokens])).logits[0].log_softmax(dim=-1)
+    scores = []
+    for row, token in zip(found, tokens[1:], strict=False):
+        best = row.topk(TOP)
+        rank = 1 + int((row > row[token]).sum())
+        scores.append(
+            Score(float(row[token]), rank, list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+        )
+    return scores

@@ -82,12 +82,18 @@ def test_stop_strings_at_every_place_are_cut_and_false_starts_are_sent_on(served
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_echo_alone_says_the_prompt_and_its_logprobs_are_refused(post, stream):
+def test_an_echo_alone_says_the_prompt_with_its_logprobs_where_they_are_asked_for(post, stream):
     said = post(text="Say this.", echo=True, max_tokens=0, stream=stream)
     assert said.status_code == 200, said.text
     assert text_of(events_of(said.text) if stream else said.json()) == "Say this."
-    refused = post(text="Say this.", echo=True, max_tokens=0, logprobs=1, stream=stream)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+    scored = post(text="Say this.", echo=True, max_tokens=0, logprobs=1, stream=stream)
+    assert scored.status_code == 200, scored.text
+    answer = events_of(scored.text) if stream else scored.json()
+    assert text_of(answer) == "Say this."
+    columns = (answer[0] if stream else answer)["choices"][0]["logprobs"]
+    assert "".join(columns["tokens"]) == "Say this."
+    assert columns["token_logprobs"][0] is None
+    assert all(value < 0 for value in columns["token_logprobs"][1:])
     bare = post(text="Say this.", max_tokens=0, stream=stream)
     assert (bare.status_code, bare.json()["error"]["param"]) == (400, "max_tokens")
 

@@ -5,19 +5,11 @@ import json
 
 import openai
 import pytest
-from e2e_reference import OUTPUT, compute
-
-from edgemesh.engine.locate import models_dir
+from e2e_reference import OUTPUT
 
 QUICK = ["tp1 unified", "tp2 split", "plain-dp2 split", "tp2-dp2 split", "tp4-dp2 unified", "tp8-dp2 split"]
 REST = ["tp1 split", "tp2 unified", "plain-dp2 unified", "tp2-dp2 unified", "tp4-dp2 split", "tp8-dp2 unified"]
 MODES = [*QUICK, *(pytest.param(mode, marks=pytest.mark.full) for mode in REST)]
-
-
-@pytest.fixture(scope="session")
-def cases(pulled):
-    (gguf,) = (models_dir() / "smollm2-135m").glob("*.gguf")
-    return compute(gguf)
 
 
 def ask(client, prompt, *, stream):
