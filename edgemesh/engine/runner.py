@@ -14,7 +14,7 @@ from edgemesh.engine.layout import Split
 from edgemesh.engine.model import Network
 from edgemesh.engine.redraws import Redraws
 from edgemesh.engine.sampler import Drawn, Row, Sampler
-from edgemesh.engine.scores import Scorer, asked, packed, scorings
+from edgemesh.engine.scores import Scorer, asked, most_of, packed, scorings, targets_of
 from edgemesh.engine.shape import ModelShape
 from edgemesh.engine.shaping import masks_of, shaper
 from edgemesh.engine.streams import Whole, stream
@@ -134,7 +134,8 @@ class Runner:
         if prefill is None or not wanted:
             return hidden, ()
         rows = asked(prefill)
-        found = self._scorer.score(hidden[rows.scored], self._network.logits, wanted)
+        targets = torch.from_numpy(targets_of(wanted))
+        found = self._scorer.score(hidden[rows.scored], targets, self._network.logits, most_of(wanted))
         return torch.cat((hidden[rows.draws], hidden[len(rows.rows) :])), packed(found, wanted)
 
     def _draw(self, hidden: Tensor, rows: Sequence[Row]) -> Drawn:

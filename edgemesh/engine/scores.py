@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edgemesh.engine.collectives import Group
@@ -53,6 +54,16 @@ def asked(prefill: Prefill) -> Asked:
     return Asked(rows, draws, scored)
 
 
+def targets_of(wanted: Sequence[Scoring]) -> NDArray[np.int64]:
+    """The tokens that are looked for, row by row."""
+    return np.concatenate([np.frombuffer(each.targets.buffer, np.int32) for each in wanted]).astype(np.int64)
+
+
+def most_of(wanted: Sequence[Scoring]) -> int:
+    """Alternatives of the chunk that is asked for most."""
+    return max(each.top for each in wanted)
+
+
 def scorings(prefill: Prefill | None) -> list[Scoring]:
     """What the chunks are asked for, in order."""
     return [chunk.scoring for chunk in prefill.chunks if chunk.scoring is not None] if prefill else []
@@ -67,15 +78,13 @@ class Scorer:
         # Every rank must cut alike, so by the widest shard.
         self._slice = max(1, SLICE_BYTES // (4 * -(-vocab // group.size)))
 
-    def score(self, hidden: Tensor, logits: Callable[[Tensor], Tensor], wanted: Sequence[Scoring]) -> Tensor:
-        """``[rows, 2 + 2 * most]`` (int32) for ``hidden`` ``[rows, hidden]``, laid out as ``PromptLogprobs``; ``logits`` makes ``[rows, width]``.
+    def score(self, hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], most: int) -> Tensor:
+        """``[rows, 2 + 2 * most]`` (int32), laid out as ``PromptLogprobs``, for ``hidden`` ``[rows, hidden]`` and ``targets`` ``[rows]`` (int64).
 
-        ``most`` is what the chunk with most alternatives is asked for.
+        ``logits`` makes ``[rows, width]`` of hidden states; ``most`` alternatives are found, or as many as there are tokens.
         """
-        targets = np.concatenate([np.frombuffer(each.targets.buffer, np.int32) for each in wanted]).astype(np.int64)
-        count = min(max(each.top for each in wanted), self._vocab)
-        ids = torch.from_numpy(targets).to(self._device or "cpu")
-        parts = zip(torch.split(hidden, self._slice), torch.split(ids, self._slice), strict=True)
+        count = min(most, self._vocab)
+        parts = zip(torch.split(hidden, self._slice), torch.split(targets, self._slice), strict=True)
         return torch.cat([self._part(logits(rows), target, count) for rows, target in parts])
 
     def _part(self, logits: Tensor, targets: Tensor, count: int) -> Tensor:

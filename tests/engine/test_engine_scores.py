@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from engine_net import PAGE_TOKENS, Mesh, save_model
+from engine_net import PAGE_TOKENS, Mesh, run_ranks, save_model
 
 from edgemesh.engine import scores
+from edgemesh.engine.local import local_collectives
 from edgemesh.engine.turns import StepRefusedError
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Layout
@@ -152,18 +153,43 @@ def test_a_slice_of_logits_has_a_bound(model):
 
     scorer._group = type("Alone", (), {"gather": staticmethod(lambda each: each[None])})
     scorer._slice = 64
-    rows = scorer.score(torch.zeros((200, 72)), logits, [Scoring(0, 3, TokenArray.of([0] * 200))])
+    rows = scorer.score(torch.zeros((200, 72)), torch.zeros(200, dtype=torch.int64), logits, 3)
     assert (shapes, rows.shape) == ([64, 64, 64, 8], (200, 8))
 
 
 def test_equal_logits_are_no_larger_ones_and_come_by_their_ids(model):
     path, _ = model
     scorer = Ranks(path, 1).mesh.runners[0]._scorer
-    rows = scorer.score(torch.zeros((1, 72)), lambda _: torch.zeros((1, 131)), [Scoring(0, 3, TokenArray.of([130]))])
+    rows = scorer.score(torch.zeros((1, 72)), torch.tensor([130]), lambda _: torch.zeros((1, 131)), 3)
     (found,) = scores.packed(rows, [Scoring(0, 3, TokenArray.of([130]))])
     numbers = found.rows.tolist()
     assert (numbers[1], numbers[2::2]) == (1, [0, 1, 2])
     assert found.rows.buffer.cast("f")[0] == found.rows.buffer.cast("f")[3]
+
+
+@pytest.mark.parametrize("attn_tp", [1, 3])
+def test_no_alternatives_may_be_all_that_is_asked(model, attn_tp):
+    path, right = model
+    each = Prompt("a", prompt(8, 6), 0, 1)
+    Ranks(path, attn_tp).compute([each], 4)
+    each.check(right, 20)
+
+
+def test_a_rank_without_vocabulary_and_alternatives_beyond_all_tokens():
+    hub = local_collectives(3, 1)
+    logits = torch.randn((4, 5), generator=torch.Generator().manual_seed(1))
+    shares = [(0, 3), (3, 2), (5, 0)]
+    targets = torch.tensor([0, 4, 2, 3])
+
+    def part(rank, start, width):
+        scorer = scores.Scorer(start, width, 5, hub[rank].attn)
+        return lambda: scorer.score(torch.zeros((4, 1)), targets, lambda _: logits[:, start : start + width], 20)
+
+    made = run_ranks([part(rank, *share) for rank, share in enumerate(shares)])
+    assert all(torch.equal(each, made[0]) for each in made)
+    right = logits.log_softmax(dim=-1)
+    assert torch.allclose(made[0][:, 0].view(torch.float32), right.gather(1, targets[:, None])[:, 0], atol=1e-6)
+    assert made[0][:, 2::2].tolist() == right.argsort(dim=-1, descending=True).tolist()
 
 
 def test_rows_beside_scored_prompts_draw_their_own(model):

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from edgemesh.engine.cuda.staging import Inbox
 from edgemesh.engine.sampler import Row
+from edgemesh.engine.scores import packed
 from edgemesh.engine.slots import Seat
-from edgemesh.wire.messages import Done, IdleDone, IdlePlan, Logprob, Plan
+from edgemesh.wire.messages import Done, IdleDone, IdlePlan, Logprob, Plan, Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Flight:
     """One step: its plan, the slots that ran, and how many ends of prompts draw before them.
 
     ``cuts`` are rows that may yield no token, which nobody knows before it comes; ``patch`` and ``logprobs`` are of rows that the
-    sampler drew.
+    sampler drew. ``scores`` are on the host when the tokens are, and answer ``scoring``.
     """
 
     plan: Plan | IdlePlan
@@ -36,6 +39,8 @@ class Flight:
     cuts: list[Drawing] = field(default_factory=list)
     patch: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, Logprob] = field(default_factory=dict)
+    scoring: Sequence[Scoring] = ()
+    scores: Tensor | None = None
 
     def answer(self, tokens: Sequence[int], step_ns: int) -> Done | IdleDone:
         """What the group is told, once the device's ``tokens`` are here."""
@@ -54,6 +59,7 @@ class Flight:
             _asked(logprobs[cut:]),
             _asked(logprobs[:cut]),
             step_ns,
+            () if self.scores is None else packed(self.scores, self.scoring),
         )
 
 

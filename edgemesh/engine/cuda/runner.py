@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,12 +27,13 @@ from edgemesh.engine.cuda.rows import DeviceBatch, StepRows
 from edgemesh.engine.cuda.staging import Inbox, Outbox
 from edgemesh.engine.layout import Split
 from edgemesh.engine.sampler import Row
+from edgemesh.engine.scores import Scorer, asked, most_of, scorings, targets_of
 from edgemesh.engine.shape import ModelShape
 from edgemesh.engine.streams import Stream, across, stream
 from edgemesh.engine.turns import Limits, Station, StepRefusedError, Turns
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Plane
-from edgemesh.wire.messages import Chunk, Decode, Done, IdleDone, IdlePlan, Plan, Prefill, Sampling
+from edgemesh.wire.messages import Chunk, Decode, Done, IdleDone, IdlePlan, Plan, Prefill, Sampling, Scoring
 
 MAX_FLYING: Final = 4
 """Steps that may be enqueued at once; a group plans two ahead."""
@@ -73,6 +75,7 @@ class CudaRunner:
         self._batch = DeviceBatch(limits, widest, device, self._outbox)
         self._drawer = Drawer(start, width, collectives.attn, self._batch.last, self._batch.position)
         self._after = Afterwards(start, width, shape.vocab, collectives, self._batch, self._outbox, device)
+        self._scorer = Scorer(start, width, shape.vocab, collectives.attn, device)
         self._rows = StepRows.empty(widest, widest, widest, limits.row_pages, device)
         self._tokens = torch.zeros(widest, dtype=torch.int32, device=device)
         self._logits = torch.empty((widest, width), dtype=tensors["lm_head"].dtype, device=device)
@@ -176,7 +179,7 @@ class CudaRunner:
             self._graphs.replay(plan.verdict.bucket, self._pages(ran))
             tokens, logits = self._tokens, self._logits
         else:
-            tokens, logits = self._eager(plan, prefill, drawings[: flight.firsts], ran)
+            tokens, logits = self._eager(flight, prefill, drawings[: flight.firsts], ran)
         self._after.draw(flight, drawings, logits, tokens, self._flying)
         flight.inbox.fetch(tokens[: len(drawings)])
 
@@ -212,17 +215,35 @@ class CudaRunner:
         return across(self._collectives, (rows,) * self._turns.station.groups)
 
     def _eager(
-        self, plan: Plan | IdlePlan, prefill: Prefill | None, firsts: Sequence[Drawing], ran: list[int]
+        self, flight: Flight, prefill: Prefill | None, firsts: Sequence[Drawing], ran: list[int]
     ) -> tuple[Tensor, Tensor]:
         """A step of prompts, of rows, of both or of neither: (tokens, logits) of the rows that draw."""
-        flow = stream(self._collectives, plan.verdict, self._turns.station.member)
+        flow = stream(self._collectives, flight.plan.verdict, self._turns.station.member)
         self._batch.flush()
         packed = pack(
             prefill, [each.row for each in firsts], len(ran), flow.rows, self._limits, self._batch, self._outbox
         )
-        return self._forward(packed, flow)
+        hidden = self._forward(packed, flow)
+        flight.scoring = scorings(prefill)
+        if prefill is not None and flight.scoring:
+            flight.scores = self._score(hidden, prefill, flight.scoring)
+        return self._draw(packed, hidden)
 
-    def _forward(self, packed: Packed, flow: Stream) -> tuple[Tensor, Tensor]:
+    def _score(self, hidden: Tensor, prefill: Prefill, wanted: Sequence[Scoring]) -> Tensor:
+        """Enqueue the scoring of prompt positions, and its copy to the host, which is through when the step's tokens are here."""
+        places = asked(prefill)
+        rows = np.array(places.rows, np.int64)[places.scored]
+        index, targets = self._outbox.send((rows, targets_of(wanted)))
+
+        def logits(part: Tensor) -> Tensor:
+            return self._network.logits(part, self._logits.new_empty((len(part), self._width)))
+
+        found = self._scorer.score(hidden.index_select(0, index), targets, logits, most_of(wanted))
+        host = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.device.type == "cuda")
+        return host.copy_(found, non_blocking=True)
+
+    def _forward(self, packed: Packed, flow: Stream) -> Tensor:
+        """Hidden states of all rows of the step."""
         rows, prompts, cut = packed.rows, packed.prompts, packed.computed
 
         def attend(q: Tensor, layer: Tensor) -> Tensor:
@@ -233,7 +254,11 @@ class CudaRunner:
                 parts.append(self._attention.rows(q[cut:], layer, rows.attention))
             return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-        hidden = self._network.forward(rows.tokens, rows.positions, rows.places, flow, attend)
+        return self._network.forward(rows.tokens, rows.positions, rows.places, flow, attend)
+
+    def _draw(self, packed: Packed, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and logits of the rows that draw."""
+        rows = packed.rows
         count = len(rows.draws)
         tokens = torch.empty(count, dtype=torch.int32, device=self._device)
         logits = self._logits
@@ -253,7 +278,8 @@ class CudaRunner:
         )
         prefill = Prefill(chunks, TokenArray.of([0] * tokens))
         rows = [Row(Sampling(), length, 0) for length in lengths]
-        self._forward(pack(prefill, rows, 0, tokens, limits, self._batch, self._outbox), self._whole(tokens))
+        packed = pack(prefill, rows, 0, tokens, limits, self._batch, self._outbox)
+        self._draw(packed, self._forward(packed, self._whole(tokens)))
 
     def _count(self, plan: Plan) -> int:
         if plan.decode is None:
