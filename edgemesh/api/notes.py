@@ -12,7 +12,7 @@ NOTES: Final[dict[str, str]] = {
     "best_of": "Draws so many and gives the `n` with the highest mean log-probability of a token; not in a stream.",
     "stream": "Server-sent events, ended by `[DONE]`.",
     "stream_options": "With `stream` only. `include_usage`: a last chunk with the usage; `continuous_usage_stats`: in every chunk.",
-    "max_tokens": "Tokens of each choice. A chat's default is what fits, a completion's 16; a completion may ask for 0 with `echo`.",
+    "max_tokens": "Tokens of each choice. A chat's default is what fits, a completion's 16; a completion may ask for 0 with `echo` or `prompt_logprobs`.",
     "max_completion_tokens": "The same as `max_tokens`; give one of them.",
     "min_tokens": "No end of sequence, stop token or stop string ends a choice before.",
     "temperature": "Default 1. 0 takes the likeliest token.",

@@ -120,7 +120,7 @@ class Runner:
         return rows
 
     def _forward(self, plan: Plan | IdlePlan, prefill: Prefill | None, ran: Sequence[int]) -> Tensor:
-        """Hidden states of the rows that draw; the same collectives on every rank of the set."""
+        """Hidden states of the rows that draw or are scored; the same collectives on every rank of the set."""
         flow = stream(self._collectives, plan.verdict, self._turns.station.member)
         rows = None
         if ran:
