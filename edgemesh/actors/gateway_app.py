@@ -24,7 +24,7 @@ from edgemesh.api.errors import ApiError, ErrorBody
 from edgemesh.api.messages_replies import MessageError, error_body
 from edgemesh.api.openai import DetokenizeRequest, TokenizeRequest
 from edgemesh.api.openapi import document
-from edgemesh.api.replies import Detokenized, Healthy, ModelCard, ModelList, Tokenized, Version
+from edgemesh.api.replies import Detokenized, Healthy, ModelCard, ModelList, Tokenized, TokenizerInfo, Version
 from edgemesh.api.routes import ROUTES
 from edgemesh.wire.schema import render
 
@@ -80,6 +80,7 @@ class Application:
             "model": pages.model,
             "tokenize": pages.tokenize,
             "detokenize": pages.detokenize,
+            "tokenizer_info": pages.tokenizer_info,
             "health": pages.health,
             "ping": pages.health,
             "load": pages.load,
@@ -200,6 +201,15 @@ class Pages:
         return await self._service.work(
             len(request.tokens), lambda: model.text.decode(request.tokens, skip_special_tokens=skip)
         )
+
+    async def tokenizer_info(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/tokenizer_info``."""
+        del receive
+        model = self._known(scope)
+        special = model.text.special_tokens
+        named = {name: special.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        answer = TokenizerInfo(**named, chat_template=model.text.source, model_max_length=model.limits.context)
+        await respond(send, 200, msgspec.json.encode(answer))
 
     async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/health``: 200 while requests may come, else 503 and why. It waits for nothing."""

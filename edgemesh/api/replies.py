@@ -190,6 +190,17 @@ class Detokenized(Reply, frozen=True):
     prompt: str
 
 
+class TokenizerInfo(Reply, frozen=True):
+    """The answer of ``/tokenizer_info``: with it, ``/tokenize`` and ``/detokenize``, a client needs no tokenizer."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    model_max_length: int
+
+
 class Healthy(Reply, frozen=True):
     """The answer of ``/health``."""
 

@@ -24,6 +24,7 @@ from edgemesh.api.replies import (
     ModelCard,
     ModelList,
     Tokenized,
+    TokenizerInfo,
     Version,
 )
 from edgemesh.api.responses import ResponsesRequest
@@ -144,6 +145,13 @@ ROUTES: Final = (
         body=DetokenizeRequest,
         answer=Detokenized,
         failures=(*READ, 404, 503),
+    ),
+    Operation(
+        path="/tokenizer_info",
+        name="tokenizer_info",
+        summary="The tokenizer's special tokens and chat template",
+        answer=TokenizerInfo,
+        failures=(503,),
     ),
     Operation(
         path="/health",

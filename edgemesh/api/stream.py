@@ -65,6 +65,7 @@ class TextStream:
         """The text that these tokens add for the client."""
         if logprobs or self._singly:
             return self._feed_singly(tokens, logprobs)
+        self.shown = []
         self.tokens += len(tokens)
         text = self._detokenizer.feed(tokens)
         self.length += len(text)

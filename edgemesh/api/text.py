@@ -79,6 +79,12 @@ class ModelText:
             for name in settings.__struct_fields__
             if name.endswith("_token") and (token := getattr(settings, name)) is not None
         }
+        self.source = source
+        """The chat template's own text, where there is one."""
+
+        self.special_tokens = tokens
+        """Names of special tokens (``eos_token``) to their text."""
+
         self.template = None if source is None else ChatTemplate(source, tokens, clock=clock, now=now)
         self.dialect = dialect_of(self.template, tool_parser, reasoning_parser)
 

@@ -61,6 +61,14 @@ def test_head_is_get_without_the_body(http, path):
     assert http.head("/v1/completions").status_code == 405
 
 
+def test_a_client_without_a_tokenizer_learns_the_special_tokens(http, mesh):
+    found = http.get("/tokenizer_info").json()
+    assert found["model_max_length"] == mesh.capacity.max_model_len
+    assert "<|im_start|>" in found["chat_template"]
+    assert found["eos_token"] == "<|endoftext|>"
+    assert found["bos_token"] is None
+
+
 def test_options_name_the_methods(http):
     for path, allow in (("/v1/completions", "OPTIONS, POST"), ("/health", "GET, HEAD, OPTIONS")):
         answer = http.options(path)

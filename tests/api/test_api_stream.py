@@ -13,9 +13,9 @@ STOPS = st.lists(st.text("ab ö🎉\n", min_size=1, max_size=3), max_size=3)
 
 
 def run(tokens, cuts, stops, *, logprobs, min_tokens=0):
-    """(text, log-probabilities, tokens counted, whether a stop string ended it) of a stream cut into pieces."""
+    """(text, log-probabilities, tokens counted, whether a stop string ended it) of a stream cut into pieces, some empty."""
     stream = TextStream(byte_level().pieces, stops, min_tokens=min_tokens)
-    places = sorted({cut % (len(tokens) + 1) for cut in cuts} | {0, len(tokens)})
+    places = sorted([*(cut % (len(tokens) + 1) for cut in cuts), 0, len(tokens)])
     text, shown = "", []
     for a, b in itertools.pairwise(places):
         text += stream.feed(tokens[a:b], [Logprob(token, -1.0) for token in tokens[a:b]] if logprobs else ())

@@ -27,7 +27,7 @@ CONFIG = {
     "seed": 4,
     "generation": {"deterministic": True, "max-examples": EXAMPLES, "database": "none", "no-shrink": True},
 }
-LONGEST = 8
+LONGEST = 3
 BOUNDS = {"/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}
 ENDS = {
     "/v1/responses": {"response.completed", "response.incomplete", "response.failed"},
