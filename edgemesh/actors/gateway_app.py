@@ -175,6 +175,8 @@ class Pages:
                 add_generation_prompt=generate,
                 kwargs=request.chat_template_kwargs,
                 tools=request.tools,
+                documents=request.documents,
+                continue_final_message=request.continue_final_message is True,
             )
             return text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
 

@@ -62,13 +62,17 @@ def check_chat(request: ChatRequest, limits: Limits) -> None:
         message = "`top_logprobs` is only allowed with `logprobs`: true"
         raise invalid(message, "top_logprobs")
     check_tools(request)
-    if request.continue_final_message and request.add_generation_prompt:
-        message = "`continue_final_message` continues the last message; `add_generation_prompt` would begin another"
-        raise invalid(message, "add_generation_prompt")
+    _check_continued(request)
     if request.echo and not request.continue_final_message:
         message = "`echo` repeats the message that is continued; it is only allowed with `continue_final_message`: true"
         raise invalid(message, "echo")
     check_kwargs(request)
+
+
+def _check_continued(request: ChatRequest | TokenizeRequest) -> None:
+    if request.continue_final_message and request.add_generation_prompt:
+        message = "`continue_final_message` continues the last message; `add_generation_prompt` would begin another"
+        raise invalid(message, "add_generation_prompt")
 
 
 def check_kwargs(request: ChatRequest | TokenizeRequest) -> None:
@@ -117,11 +121,12 @@ def check_tokenize(request: TokenizeRequest, limits: Limits) -> None:
         message = "give either `prompt` or `messages`"
         raise invalid(message, "prompt", "missing_required_parameter" if request.prompt is None else None)
     if request.messages is None:
-        for name in ("add_generation_prompt", "chat_template_kwargs", "tools"):
+        for name in ("add_generation_prompt", "continue_final_message", "documents", "chat_template_kwargs", "tools"):
             if getattr(request, name) is not None:
                 message = f"`{name}` is only allowed with `messages`"
                 raise invalid(message, name)
     check_tools(request)
+    _check_continued(request)
     check_kwargs(request)
 
 

@@ -194,6 +194,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Annotated[list[Document], Meta(max_length=256)] | None = None
     chat_template_kwargs: Annotated[dict[Label, Any], Meta(max_length=32)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     return_token_strs: bool | None = None

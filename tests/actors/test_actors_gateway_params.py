@@ -164,6 +164,15 @@ def test_a_message_is_continued_and_echoed_where_asked_for(client, mesh, stream)
     prompt = mesh.tokenizer.decode(mesh.submits[-1].prompt.tolist(), skip_special_tokens=False)
     assert prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nthe quick "
     assert said(echo=True) == "the quick " + rest
+    counted = client.with_options(base_url=mesh.url).post(
+        "/tokenize",
+        cast_to=object,
+        body={
+            "messages": [{"role": role, "content": content} for role, content in turns],
+            "continue_final_message": True,
+        },
+    )
+    assert counted["tokens"] == mesh.submits[-1].prompt.tolist()
 
 
 def test_a_prompt_is_truncated(client, mesh):
@@ -230,3 +239,10 @@ def test_lengths_of_nothing_are_as_good_as_none(client):
     assert chat(client, max_tokens=None).choices[0].finish_reason == "stop"
     assert chat(client, max_completion_tokens=3).usage.completion_tokens == 3
     assert completion(client, prompt=PROMPT * 3, max_tokens=None).usage.completion_tokens == 16
+
+
+def test_embeddings_are_not_found(client):
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.embeddings.create(model="tiny", input="x")
+    assert refused.value.code == "endpoint_not_served"
+    assert "/v1/chat/completions" in refused.value.message

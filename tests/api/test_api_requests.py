@@ -353,6 +353,12 @@ def test_tokenize_and_detokenize_check_theirs():
         ({"prompt": "x", "messages": CHAT["messages"]}, "prompt"),
         ({"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"prompt": "x", "continue_final_message": True}, "continue_final_message"),
+        ({"prompt": "x", "documents": []}, "documents"),
+        (
+            {"messages": CHAT["messages"], "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+        ),
         ({"messages": CHAT["messages"], "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs"),
         ({"prompt": "x", "model": "other"}, "model"),
         ({"prompt": "x", "y": 1}, "y"),
