@@ -30,6 +30,7 @@ from prometheus_client import disable_created_metrics
 
 from edgemesh import __version__
 from edgemesh.actors.gateway_app import Application
+from edgemesh.actors.gateway_constraints import Constraints, checker
 from edgemesh.actors.gateway_http import TOGETHER, Bodies
 from edgemesh.actors.gateway_keys import KeyWatch, key_file_of, key_limits_of
 from edgemesh.actors.gateway_metrics import Metrics
@@ -38,11 +39,11 @@ from edgemesh.actors.gateway_quota import Quotas
 from edgemesh.actors.gateway_service import Model, Service
 from edgemesh.api.dialect import ReasoningParser, ToolParser
 from edgemesh.api.errors import unavailable
-from edgemesh.api.limits import limits_of
+from edgemesh.api.limits import Limits, limits_of
 from edgemesh.api.text import MAX_FILE_BYTES, ModelText
 from edgemesh.runtime.actor import Arguments, default_plane, faults_told, open_trace, parse_arguments, supervisor_of
 from edgemesh.runtime.ledger import Ledger
-from edgemesh.runtime.paths import read_mesh
+from edgemesh.runtime.paths import read_mesh, trace_dir
 from edgemesh.runtime.progress import Pulse, Reporter
 from edgemesh.runtime.zmq import ZmqPort
 from edgemesh.runtime.zmq_async import AsyncPort
@@ -174,7 +175,8 @@ class GatewayActor:
         text = await anyio.to_thread.run_sync(load_text, directory, settings.tool_parser, settings.reasoning_parser)
         served = topology.model.served_name or Path(topology.model.path).name
         limits = limits_of(message.capacity, served, topology.mesh.dp)
-        self.service.model = Model(text, limits, fingerprint_of(self.mesh, message.capacity))
+        fingerprint = fingerprint_of(self.mesh, message.capacity)
+        self.service.model = Model(text, limits, fingerprint, constraints_of(self.mesh, self.name, limits))
         # What is alive now lives to the end: later collections need not look at it.
         gc.collect()
         gc.freeze()
@@ -229,6 +231,13 @@ def fingerprint_of(mesh: Mesh, capacity: Capacity) -> str:
         capacity.vocab_size,
     )
     return "fp_" + hashlib.sha256(msgspec.json.encode((__version__, *cut))).hexdigest()[:12]
+
+
+def constraints_of(mesh: Mesh, name: str, limits: Limits) -> Constraints:
+    """What tries out the grammars of this gateway's requests, once there are any."""
+    tokenizer = Path(mesh.run_dir) / "model" / "tokenizer.json"
+    log = trace_dir(mesh) / f"{name}.checker.log"
+    return Constraints(checker(tokenizer, limits.vocab_size, limits.eos_token_ids, log))
 
 
 def load_text(directory: Path, tools: ToolParser = "auto", reasoning: ReasoningParser = "auto") -> ModelText:
@@ -306,6 +315,8 @@ async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Report
         tasks.start_soon(server.serve, [bound])
         await actor.follow(tasks)
         server.should_exit = True
+        if actor.service.model is not None and actor.service.model.constraints is not None:
+            actor.service.model.constraints.close()
 
 
 def main() -> None:

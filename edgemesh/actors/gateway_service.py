@@ -14,6 +14,7 @@ from anyio import CapacityLimiter
 from starlette.types import Receive, Scope, Send
 
 from edgemesh.actors.gateway_answer import Answer
+from edgemesh.actors.gateway_constraints import Constraints, constrained
 from edgemesh.actors.gateway_http import Bodies, ClientGoneError, credentials, external_id, respond
 from edgemesh.actors.gateway_keys import ApiKeys
 from edgemesh.actors.gateway_metrics import Metrics
@@ -57,6 +58,9 @@ class Model(msgspec.Struct, frozen=True):
     limits: Limits
     fingerprint: str | None = None
     """Changes with whatever may change the tokens that a seed gives."""
+
+    constraints: Constraints | None = None
+    """Tries grammars out; without it none are taken."""
 
 
 Prepare = Callable[[Model, str, Scope, bytes], Awaitable[Prepared]]
@@ -142,6 +146,8 @@ class Service:
         flight = None
         try:
             outer, job, form = await self._prepared(prepare, model, name, scope, receive)
+            if job.grammar:
+                await self._constrainable(model, name, job)
             if caller.id:
                 tenant = f"{caller.id}/{job.tenant}" if job.tenant else caller.id
                 job = msgspec.structs.replace(job, key=caller.id, tenant=tenant)
@@ -181,6 +187,7 @@ class Service:
         self._tokenised(name, len(asked.ids), start)
         words = await self._bad_words(model.text, request)
         job = resolve_chat(request, asked.ids, model.limits, secrets.randbits(63), words)
+        job = await constrained(request, job)
         return outer, msgspec.structs.replace(job, parsing=asked.parsing)
 
     async def ask(self, model: Model, request: ChatRequest) -> Asked:
@@ -201,6 +208,7 @@ class Service:
         self._tokenised(name, sum(map(len, ids)), start)
         words = await self._bad_words(model.text, request)
         job = resolve_completion(request, ids, model.limits, secrets.randbits(63), words)
+        job = await constrained(request, job)
         if request.truncate_prompt_tokens is not None:
             prompts = [prompt.tolist() for prompt in job.prompts]
         echoes = [_echo(model.text, prompt) for prompt in prompts] if request.echo else []
@@ -278,6 +286,15 @@ class Service:
         stream = bool(request.stream)
         self.port.trace.event("request.received", request=name, endpoint=endpoint, stream=stream, **extra)
         return outer
+
+    async def _constrainable(self, model: Model, name: str, job: Job) -> None:
+        """Raise ``ApiError`` unless outputs can be made after the job's grammar."""
+        if model.constraints is None:
+            raise self._not_now()
+        start = monotonic_ns()
+        await model.constraints.check(job)
+        ns = monotonic_ns() - start
+        self.port.trace.event("request.constrained", request=name, characters=len(job.grammar), ns=ns)
 
     def _tokenised(self, name: str, tokens: int, start: int) -> None:
         ns = monotonic_ns() - start

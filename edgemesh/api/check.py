@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from edgemesh.api.conversation import check_tools
 from edgemesh.api.errors import ApiError, invalid, model_not_found
+from edgemesh.api.grammar import check_constraints
 from edgemesh.api.limits import Limits
 from edgemesh.api.openai import MAX_CHOICES, ChatRequest, CompletionRequest, DetokenizeRequest, Request, TokenizeRequest
 
@@ -36,6 +37,7 @@ def check_request(request: Request, limits: Limits) -> None:
     if request.group is not None and request.group >= limits.groups:
         message = f"`group` is {request.group}; this mesh has groups 0 to {limits.groups - 1}"
         raise invalid(message, "group")
+    check_constraints(request)
     check_tokens(request.logit_bias or (), limits, "logit_bias")
     check_tokens(request.stop_token_ids or (), limits, "stop_token_ids")
     check_tokens(request.allowed_token_ids or (), limits, "allowed_token_ids")

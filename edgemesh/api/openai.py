@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from edgemesh.api.formats import Choices, Grammar, Regex, ResponseFormat, Schema, StructuredOutputs
 from edgemesh.api.tool_types import MAX_CALLS, MAX_TOOLS, CallId, Tool, ToolCall, ToolChoice
 
 MAX_STOPS: Final = 16
@@ -84,6 +85,12 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     spaces_between_special_tokens: bool | None = None
     cache_salt: Salt | None = None
     session_id: Label | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Grammar | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
     length_penalty: Any = None
@@ -101,12 +108,6 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     return_mm_kwargs: Any = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,12 +228,6 @@ _NEUTRAL: Final[Neutral] = {
     "return_mm_kwargs": ((True,), "true"),
     "guided_decoding_backend": ((), "null"),
     "guided_whitespace_pattern": ((), "null"),
-    "response_format": (({"type": "text"},), '{"type": "text"}'),
-    "structured_outputs": ((), "null"),
-    "guided_json": ((), "null"),
-    "guided_regex": ((), "null"),
-    "guided_choice": ((), "null"),
-    "guided_grammar": ((), "null"),
 }
 NEUTRAL: Final[dict[str, Neutral]] = {
     "CompletionRequest": {

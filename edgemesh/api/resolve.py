@@ -59,6 +59,9 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     grammar: str = ""
     """What every choice's output must be, as a grammar's source; "" for anything."""
 
+    grammar_of: str = ""
+    """The parameter that asked for it, as errors name it."""
+
     extras: Extras = Extras()
     parsing: Parsing | None = None
     """What is looked for in every choice's text; None: it is content and nothing else."""

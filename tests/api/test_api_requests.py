@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgemesh.api import formats
 from edgemesh.api.check import check_chat, check_completion, check_detokenize, check_tokenize
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.errors import ApiError
+from edgemesh.api.formats import MAX_CHOICE_CHARS, MAX_GRAMMAR_CHARS, MAX_REGEX_CHARS
 from edgemesh.api.limits import Limits
 from edgemesh.api.openai import (
     NEUTRAL,
@@ -82,12 +84,22 @@ BOTH = {
     "length_penalty": [2, True],
     "use_beam_search": [True],
     "spaces_between_special_tokens": [0, "x"],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, "text", {}],
-    "structured_outputs": [{}, {"json": {}}],
-    "guided_json": [{}],
-    "guided_regex": ["x"],
-    "guided_choice": [["a"]],
-    "guided_grammar": ["x"],
+    "response_format": [
+        {"type": "json_schema", "json_schema": {}},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": True}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": 1}},
+        {"type": "json_object", "schema": {}},
+        {"type": "xml"},
+        "text",
+        {},
+    ],
+    "structured_outputs": [{}, {"json": 5}, {"regex": ""}, {"choice": []}, {"grammar": ""}, {"json_object": False}],
+    "guided_json": [5, [], "", True],
+    "guided_regex": [5, "", "x" * (MAX_REGEX_CHARS + 1)],
+    "guided_choice": [[], "a", [5], ["x" * (MAX_CHOICE_CHARS + 1)], ["a"] * (formats.MAX_CHOICES + 1)],
+    "guided_grammar": [5, "", "x" * (MAX_GRAMMAR_CHARS + 1)],
     "stream_options": [{}, 5],
 }
 ONLY = {
