@@ -1,7 +1,7 @@
 """One request's timeline for a terminal: a header, a waterfall with bars, the sums, and the ticks that mattered."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -74,7 +74,24 @@ def header(timeline: Timeline) -> Text:
         facts.append(f"preempted {timeline.preemptions}x")
     if timeline.attempts > 1:
         facts.append(f"submitted {timeline.attempts}x")
+    facts += grammar(timeline)
     return text.append(", ".join(facts), style="not bold dim")
+
+
+def grammar(timeline: Timeline) -> list[str]:
+    """What restricting the output cost, where it was; the waits are part of those for prefill and decode steps."""
+    found = {each.event: each.detail for each in timeline.events if each.event in {"request.grammar", "request.masked"}}
+    facts = []
+    if first := found.get("request.grammar"):
+        facts.append(f"grammar compiled in {_took(first, 'compile_ns')}, known after {_took(first, 'waited_ns')}")
+    if whole := found.get("request.masked"):
+        facts.append(f"{whole.get('masks')} masks in {_took(whole, 'mask_ns')}, waited for {_took(whole, 'waited_ns')}")
+    return facts
+
+
+def _took(detail: Mapping[str, object], field: str) -> str:
+    value = detail.get(field)
+    return duration(value if isinstance(value, int) else None)
 
 
 def waterfall(timeline: Timeline, width: int, *, blocks: bool) -> Table:

@@ -3,8 +3,10 @@
 import random
 from collections import deque
 
+from edgemesh.decide.asks import Ask
+from edgemesh.decide.request import Sequence
 from edgemesh.decide.scheduling import Scheduler
-from edgemesh.decide.state import Config
+from edgemesh.decide.state import Config, Note
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Finish, Layout, Plane
 from edgemesh.wire.messages import (
@@ -24,11 +26,23 @@ from edgemesh.wire.messages import (
 
 PAGE = 4
 VOCAB = 50
+EOS = 49
 
 
-def draw(tokens: tuple[int, ...]) -> int:
-    """The model: the next token is a function of all tokens before it, and of nothing else."""
-    return hash(tokens) % VOCAB
+def draw(tokens: tuple[int, ...], allowed: int = 0) -> int:
+    """The model: the next token is a function of all tokens before it, and of nothing else but the bits of what is ``allowed``."""
+    token = hash(tokens) % VOCAB
+    while allowed and not allowed >> token & 1:
+        token = (token + 1) % VOCAB
+    return token
+
+
+def masks_of(part) -> dict[int, int]:
+    """The masks of a plan's part as bits, by chunk or slot."""
+    words = -(-VOCAB // 32)
+    assert len(part.masks) == words * len(part.masked)
+    rows = (part.masks.slice(at * words, at * words + words).buffer for at in range(len(part.masked)))
+    return {key: int.from_bytes(row, "little") for key, row in zip(part.masked, rows, strict=True)}
 
 
 def score(tokens: tuple[int, ...], target: int, top: int) -> list[int]:
@@ -110,14 +124,14 @@ class Ranks:
         return PromptLogprobs(wanted.first, wanted.top, TokenArray.of(rows))
 
     def prefill(self, prefill) -> tuple[int, ...]:
-        at, firsts = 0, []
-        for chunk in prefill.chunks:
+        at, firsts, masks = 0, [], masks_of(prefill)
+        for number, chunk in enumerate(prefill.chunks):
             for offset in range(chunk.length):
                 self.write(chunk.pages, chunk.start + offset, prefill.tokens[at + offset])
             at += chunk.length
             if chunk.final:
                 tokens = self.read(chunk.pages, chunk.start + chunk.length)
-                firsts.append(-1 if self.rng.random() < 0.1 else draw(tokens))
+                firsts.append(-1 if self.rng.random() < 0.1 else draw(tokens, masks.get(number, 0)))
         assert at == len(prefill.tokens)
         return tuple(firsts)
 
@@ -130,13 +144,14 @@ class Ranks:
             self.wanted[join.slot] = join.request
         for grow in decode.grows:
             self.rows[grow.slot][0].extend(grow.pages)
-        drawn = []
+        drawn, masks = [], masks_of(decode)
+        assert not set(masks) & set(decode.sits)
         slots = tuple(slot for slot in sorted(self.rows) if slot not in decode.sits)
         for slot in slots:
             pages, position, token = self.rows[slot]
             assert position < self.last_position(slot), "a step that cannot give a token that is wanted"
             self.write(pages, position, token)
-            new = -1 if self.rng.random() < 0.1 else draw(self.read(pages, position + 1))
+            new = -1 if self.rng.random() < 0.1 else draw(self.read(pages, position + 1), masks.get(slot, 0))
             drawn.append(new)
             if new >= 0:
                 self.rows[slot][1:] = [position + 1, new]
@@ -164,6 +179,7 @@ class World:
             pause_ns=10**6,
             park_ns=park_ns,
             prefix_cache=prefix,
+            eos_token_ids=(EOS,),
         )
         self.scheduler = Scheduler(self.config)
         slab: dict[tuple[int, int], tuple[int, int]] = {}
@@ -176,6 +192,9 @@ class World:
         self.got: dict[str, list[int]] = {}
         self.scores: dict[str, list[int]] = {}
         self.ends: dict[str, Finish | Failed | str] = {}
+        self.asks: list[Ask] = []
+        self.dropped: list[Sequence] = []
+        self.notes: list[Note] = []
 
     def submit(self, submit: Submit) -> None:
         self.submits[submit.request] = submit
@@ -189,6 +208,9 @@ class World:
         self.now += 1
         self.scheduler.advance(self.now)
         effects = self.scheduler.effects()
+        self.asks.extend(effects.asks)
+        self.dropped.extend(effects.dropped)
+        self.notes.extend(effects.notes)
         for plan in effects.plans:
             self.ranks[plan.plane].plans.append(plan)
         for arrive in effects.arrivals:

@@ -113,6 +113,16 @@ def test_a_long_id_is_cut_before_the_number_of_its_choice(tmp_path):
     assert "one of 2 choices" in shown("show", "cmpl-01/1", "--dir", tmp_path)
 
 
+def test_show_says_what_a_grammar_cost(tmp_path):
+    two_groups(tmp_path)
+    trace = TraceWriter(tmp_path)
+    about = {"request": "req-slow", "compile_ns": 2_500_000, "waited_ns": 9_000_000, "characters": 120}
+    trace.event("group-1", "request.grammar", 22, **about)
+    trace.event("group-1", "request.masked", 150, request="req-slow", masks=5, mask_ns=400_000, waited_ns=10_000_000)
+    text = " ".join(shown("show", "req-slow", "--dir", tmp_path, width=140).split())
+    assert "grammar compiled in 2.50 ms, known after 9.00 ms, 5 masks in 400 us, waited for 10.0 ms" in text
+
+
 def test_show_as_json_has_every_span(trace):
     found = json.loads(shown("show", "req-slow", "--dir", trace, "--json"))
     assert sum(found["totals"].values()) == found["end"] - found["start"] == 158_000_000
