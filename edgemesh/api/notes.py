@@ -24,7 +24,7 @@ NOTES: Final[dict[str, str]] = {
     "presence_penalty": "Subtracted once from the logit of each token of the output.",
     "frequency_penalty": "Subtracted from a token's logit for each time that it stands in the output.",
     "logit_bias": "Token id (in quotes, as JSON's keys are) to what is added to its logit.",
-    "bad_words": "Texts that the output may not contain, at a beginning or behind a blank, as the tokens that would write them.",
+    "bad_words": "Texts that the output may not contain, at a beginning or behind a blank, as their tokens; 4,096 tokens together.",
     "allowed_token_ids": "No other token is drawn.",
     "stop": "Strings that end a choice; `stop_reason` says which did.",
     "stop_token_ids": "Tokens that end a choice beside the model's own; `stop_reason` says which did.",

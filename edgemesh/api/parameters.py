@@ -69,8 +69,10 @@ def table() -> str:
     parts += ["\n## Known, and refused with any other value\n", _head("parameter", "of", "allowed", "why"), *refused]
     for route in ROUTES:
         if route.body not in {None, ChatRequest, CompletionRequest}:
-            parts += [f"\n## {route.path}\n", _head("parameter", "values", "")]
-            parts += [_row(each.name, each.values, each.refused) for each in parameters(route.body)]
+            parts += [f"\n## {route.path}\n", _head("parameter", "values", "effect, or why others are refused")]
+            for each in parameters(route.body):
+                same = each in {chat.get(each.name), completions.get(each.name)}
+                parts.append(_row(each.name, each.values, each.refused or (NOTES.get(each.name, "") if same else "")))
     return "\n".join(parts) + "\n"
 
 

@@ -95,7 +95,8 @@ class Shaper:
         if self._words:
             tail = tuple(self._tail)
             ends = [word[-1] - self._start for word in self._words if tail[1 - len(word) :] == word[:-1]]
-            logits[ends] = logits[ends].clamp(max=BANNED)
+            if ends:
+                logits[ends] = logits[ends].clamp(max=BANNED)
 
 
 def shaper(

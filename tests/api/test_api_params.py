@@ -30,8 +30,10 @@ from edgemesh.api.resolve import resolve_chat, resolve_completion, truncated
 from edgemesh.api.sse import ChatChunks, CompletionChunks, Ending, Head
 from edgemesh.api.stop import StopMatcher
 from edgemesh.api.stream import TextStream
-from edgemesh.api.words import MAX_TOKENS, bad_words
-from edgemesh.wire.messages import Logprob
+from edgemesh.api.words import MAX_TOGETHER, MAX_TOKENS, bad_words
+from edgemesh.decide.planning import MAX_JOINS
+from edgemesh.wire.codec import MAX_FRAME_BYTES
+from edgemesh.wire.messages import Logprob, Sampling
 
 LIMITS = Limits(model="tiny", context=64, vocab_size=1000, eos_token_ids=(7, 8), groups=2)
 DECODER = BodyDecoder()
@@ -114,6 +116,23 @@ def test_a_bad_word_of_too_many_tokens_is_named():
     with pytest.raises(ApiError) as caught:
         bad_words(byte_level(), ["the", "語" * (MAX_TOKENS + 1)])
     assert caught.value.detail.param == "bad_words[1]"
+
+
+def test_bad_words_of_too_many_tokens_together_are_refused():
+    long = [chr(0x4E00 + number) * 20 for number in range(128)]
+    with pytest.raises(ApiError, match=f"more than {MAX_TOGETHER} tokens") as caught:
+        bad_words(byte_level(), long)
+    assert caught.value.detail.param == "bad_words"
+    found = bad_words(byte_level(), long[:30])
+    assert sum(map(len, found)) <= MAX_TOGETHER
+    # All that may be asked for at once fits a message with as many choices as a step may take.
+    sampling = Sampling(
+        logit_bias=tuple((1 << 30, 1.5) for _ in range(1024)),
+        allowed_token_ids=(1 << 30,) * 4096,
+        stop_token_ids=(1 << 30,) * 256,
+        bad_words=((1 << 30,) * MAX_TOKENS,) * (MAX_TOGETHER // MAX_TOKENS),
+    )
+    assert len(msgspec.msgpack.encode(sampling)) * MAX_JOINS < MAX_FRAME_BYTES / 2
 
 
 def test_top_p_of_nothing_keeps_the_likeliest_token():
