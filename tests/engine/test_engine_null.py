@@ -14,6 +14,7 @@ from edgemesh.wire.messages import (
     Plan,
     Prefill,
     Sampling,
+    Scoring,
     Verdict,
 )
 
@@ -77,6 +78,20 @@ def test_rows_sit_and_leave_and_idle_plans_are_answered():
     idle = null.execute(IdlePlan(0, Plane.MIXED, 0, 3, Verdict((0,), Layout.RAGGED, 0)))
     assert (type(idle), idle.tick) == (IdleDone, 3)
     assert null.execute(plan(4, prefill=chunk("c", final=False))).firsts == ()
+
+
+def test_prompts_are_scored_with_a_made_up_number():
+    null = engine()
+    scored = [
+        Chunk("a", 0, 3, (1,), scoring=Scoring(1, 2, TokenArray.of([7, 49]))),
+        Chunk("b", 0, 3, (2,), scoring=Scoring(0, 0, TokenArray.of([1]))),
+        Chunk("c", 0, 3, (3,)),
+    ]
+    first, second = null.execute(plan(0, prefill=Prefill(tuple(scored), TokenArray.of([1] * 9)))).prompt_logprobs
+    assert (first.start, first.top, first.count, second.start, second.count) == (1, 2, 2, 0, 1)
+    numbers, values = first.rows.tolist(), first.rows.buffer.cast("f").tolist()
+    assert (numbers[1], numbers[2::2][:2], numbers[8], numbers[10]) == (1, [7, 8], 49, 0)
+    assert {values[0], values[3], values[5], values[6]} == {-5.0}
 
 
 def test_what_a_rank_would_refuse_is_refused():
