@@ -107,9 +107,10 @@ class Answer:
             changed = await flight.changed()
             if flight.gone:
                 raise ClientGoneError
-            await self._show(changed)
-            # A choice whose echo has waited has changed, too.
-            changed += [stream for stream in self._unopened.values() if stream not in changed]
+            if self._unopened:
+                await self._show(changed)
+                # A choice whose echo has waited has changed, too.
+                changed += [stream for stream in self._unopened.values() if stream not in changed]
             start = monotonic_ns()
             out = [self._more(stream, made[stream.id]) for stream in changed if stream.id not in self.endings]
             failure = next((stream.failure for stream in changed if stream.failure is not None), None)
@@ -149,21 +150,21 @@ class Answer:
 
     def _more(self, stream: Stream, chunks: Chunks) -> bytes:
         """The events of a stream's new text, and of its end."""
+        if stream.id not in self._unopened:
+            return self._own(stream, chunks)
         prompt = stream.choice.prompt
-        opening = self._form.opening(prompt)
-        event = b""
-        if stream.id in self._unopened:
-            if prompt not in self._shown:
-                return b""
-            del self._unopened[stream.id]
-            event = chunks.text(opening, self._shown[prompt].echoed)
-        return event + self._own(stream, chunks, len(opening))
+        if prompt not in self._shown:
+            return b""
+        del self._unopened[stream.id]
+        return chunks.text(self._form.opening(prompt), self._shown[prompt].echoed) + self._own(stream, chunks)
 
-    def _own(self, stream: Stream, chunks: Chunks, begin: int) -> bytes:
-        """The events of new text, which stands after ``begin`` characters of echo."""
-        offset, at = begin + stream.text.length, stream.text.tokens
+    def _own(self, stream: Stream, chunks: Chunks) -> bytes:
+        """The events of new text, after the echo if there is one."""
+        offset, at = stream.text.length, stream.text.tokens
         told, shown = self._advance(stream)
         event = b""
+        if shown:
+            offset += len(self._form.opening(stream.choice.prompt))
         if told or shown:
             event = chunks.tell(told, self._form.logprobs(shown, offset) if shown else None)
         if self._flight.job.extras.token_ids and stream.text.tokens > at:
