@@ -23,6 +23,19 @@ class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl: Literal["5m", "1h"] | None = None
 
 
+class _Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A parameter of several fields."""
+
+
+class Text(_Setting, frozen=True):
+    """A text where nothing else may stand."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
 class _Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
     """A piece of a message."""
 
@@ -55,15 +68,11 @@ class ToolResultBlock(_Block, frozen=True, tag="tool_result"):
     """What a used tool returned; one that failed says so before its text."""
 
     tool_use_id: CallId
-    content: str | Annotated[list[TextBlock], Meta(max_length=1024)] = ""
+    content: str | Annotated[list[Text], Meta(max_length=1024)] = ""
     is_error: bool = False
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
-
-
-class _Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A parameter of several fields."""
 
 
 class Turn(_Setting, frozen=True):
@@ -125,9 +134,10 @@ class ThinkingOff(_Setting, frozen=True, tag_field="type", tag="disabled"):
     """The model does not think first."""
 
 
-class SchemaOutput(_Setting, frozen=True, tag_field="type", tag="json_schema"):
+class SchemaOutput(_Setting, frozen=True):
     """JSON of a schema."""
 
+    type: Literal["json_schema"]
     schema: dict[str, Any] | bool
 
 
@@ -149,7 +159,7 @@ class CountTokensRequest(_Setting, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(max_length=512)]
     messages: Annotated[list[Turn], Meta(min_length=1, max_length=4096)]
-    system: str | Annotated[list[TextBlock], Meta(min_length=1, max_length=1024)] | None = None
+    system: str | Annotated[list[Text], Meta(min_length=1, max_length=1024)] | None = None
     tools: Annotated[list[ClientTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
     thinking: ThinkingOn | ThinkingFree | ThinkingOff | None = None

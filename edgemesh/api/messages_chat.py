@@ -19,6 +19,7 @@ from edgemesh.api.messages import (
     MessagesRequest,
     NoChoice,
     OutputConfig,
+    Text,
     TextBlock,
     ThinkingBlock,
     ThinkingFree,
@@ -157,7 +158,7 @@ def _misplaced(place: str, kind: str, role: str) -> ApiError:
     return invalid(message, param, "invalid_value")
 
 
-def _text(content: str | Sequence[TextBlock]) -> str:
+def _text(content: str | Sequence[Text]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 

@@ -36,15 +36,28 @@ class OutputText(_Part, frozen=True, tag="output_text"):
     logprobs: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
-class ReasoningText(_Part, frozen=True, tag="reasoning_text"):
-    """What a model thought."""
+class _Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A parameter of several fields."""
 
+
+class ResultText(_Setting, frozen=True):
+    """A text that a function returned."""
+
+    type: Literal["input_text"]
     text: str
 
 
-class SummaryText(_Part, frozen=True, tag="summary_text"):
+class ReasoningText(_Setting, frozen=True):
+    """What a model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryText(_Setting, frozen=True):
     """What a model thought, as its summary."""
 
+    type: Literal["summary_text"]
     text: str
 
 
@@ -71,7 +84,7 @@ class OutputItem(_Part, frozen=True, tag="function_call_output"):
     """What a called function returned."""
 
     call_id: CallId
-    output: str | Annotated[list[InputText], Meta(min_length=1, max_length=1024)]
+    output: str | Annotated[list[ResultText], Meta(min_length=1, max_length=1024)]
     id: ItemId | None = None
     status: Status | None = None
 
@@ -87,10 +100,6 @@ class ReasoningItem(_Part, frozen=True, tag="reasoning"):
 
 
 Item = MessageItem | CallItem | OutputItem | ReasoningItem
-
-
-class _Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A parameter of several fields."""
 
 
 class FunctionTool(_Setting, frozen=True):

@@ -18,6 +18,7 @@ from edgemesh.api.responses import (
     OutputText,
     ReasoningItem,
     ResponsesRequest,
+    ResultText,
     SchemaFormat,
     TextSetting,
 )
@@ -127,7 +128,7 @@ class _Turns:
         return self.add(place, {"role": "assistant"})
 
 
-def _text(content: str | list[InputText | OutputText] | list[InputText]) -> str:
+def _text(content: str | list[InputText | OutputText] | list[ResultText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 

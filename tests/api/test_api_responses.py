@@ -343,6 +343,13 @@ def test_what_a_chat_refuses_is_named_as_it_was_asked():
         ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
         ({"input": 5}, "input"),
         ({"input": [{"content": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"text": "x"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "reasoning", "summary": [{"text": "x"}]}]}, "input[0].summary[0].type"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"text": "x"}]}]},
+            "input[0].output[0].type",
+        ),
+        ({"text": {"format": {}}}, "text.format.type"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
