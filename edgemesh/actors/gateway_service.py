@@ -23,6 +23,7 @@ from edgemesh.actors.gateway_quota import Quotas
 from edgemesh.actors.gateway_scores import ScoreRoom
 from edgemesh.actors.gateway_streams import Flight, Stream, Streams
 from edgemesh.api.asking import Asked, ask
+from edgemesh.api.calling import with_calls
 from edgemesh.api.chat import text_of
 from edgemesh.api.check import Prompt, check_chat, check_completion
 from edgemesh.api.decode import BodyDecoder
@@ -187,8 +188,9 @@ class Service:
         self._tokenised(name, len(asked.ids), start)
         words = await self._bad_words(model.text, request)
         job = resolve_chat(request, asked.ids, model.limits, secrets.randbits(63), words)
-        job = await constrained(request, job)
-        return outer, msgspec.structs.replace(job, parsing=asked.parsing)
+        job = msgspec.structs.replace(await constrained(request, job), parsing=asked.parsing)
+        size = len(msgspec.json.encode(request.tools)) if request.tools else 0
+        return outer, await self.work(size, lambda: with_calls(request, job, model.text.added))
 
     async def ask(self, model: Model, request: ChatRequest) -> Asked:
         """A chat as the model is asked. Raises ``ApiError``."""
@@ -292,6 +294,8 @@ class Service:
         if model.constraints is None:
             raise self._not_now()
         start = monotonic_ns()
+        for param, source in job.trials:
+            await model.constraints.check(msgspec.structs.replace(job, grammar=source, grammar_of=param))
         await model.constraints.check(job)
         ns = monotonic_ns() - start
         self.port.trace.event("request.constrained", request=name, characters=len(job.grammar), ns=ns)

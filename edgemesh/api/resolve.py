@@ -62,6 +62,9 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     grammar_of: str = ""
     """The parameter that asked for it, as errors name it."""
 
+    trials: tuple[tuple[str, str], ...] = ()
+    """Parts of the grammar that are to be tried out by themselves: the parameter and the source of each."""
+
     extras: Extras = Extras()
     parsing: Parsing | None = None
     """What is looked for in every choice's text; None: it is content and nothing else."""

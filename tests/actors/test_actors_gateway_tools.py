@@ -176,3 +176,25 @@ def test_the_effort_is_refused_where_the_template_knows_none(mesh):
     answer = httpx.post(f"{mesh.url}/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert json.loads(answer.content)["error"]["param"] == "reasoning_effort"
+
+
+def test_calls_that_must_come_have_a_grammar(client, mesh):
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}, TOOLS[1]]
+    named = {"type": "function", "function": {"name": "g"}}
+    sources = []
+    for fields in ({"tool_choice": "required"}, {"tool_choice": named}, {}):
+        answer = client.chat.completions.create(**asked(CALL, tools=tools, **fields))
+        assert answer.choices[0].finish_reason == ("stop" if fields.get("tool_choice") == named else "tool_calls")
+        sources.append(mesh.submits[-1].grammar)
+    assert [source.partition("\n")[0] for source in sources] == ["%llguidance {}", "%llguidance {}", ""]
+    assert ('"required": ["a"]' in sources[0], '"required": ["a"]' in sources[1]) == (True, False)
+
+
+def test_a_grammar_that_cannot_be_kept_to_names_the_tools(mesh):
+    costly = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 1000003}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": costly}}]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "q"}], "tools": tools, "tool_choice": "required"}
+    answer = httpx.post(f"{mesh.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tools[0].function.parameters"
