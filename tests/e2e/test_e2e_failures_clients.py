@@ -87,12 +87,3 @@ def test_clients_that_do_not_read_cost_the_gateway_little_and_others_no_wait(ser
             assert more, said[-500:]
             said += more
         assert b'"completion_tokens":3000' in said, said[-500:]
-
-
-@pytest.mark.full
-def test_a_thousand_short_streams_at_once(served, traces):
-    answers = together(
-        served, [posting(text=f"{number}", max_tokens=4, stream=True) for number in range(1024)], timeout=300
-    )
-    assert all(text_of(answer) or answer for answer in answers)
-    assert len(answers) == 1024

@@ -1,0 +1,148 @@
+"""Limits over HTTP on whole meshes: queues, time, and a drain of several gateways; what is refused says when to come again."""
+
+import asyncio
+import json
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+from e2e_clients import COMPLETIONS, Traces, body, posting, raw, text_of, together, wait_for, words
+
+LONG = {"max_tokens": 5500, "n": 8}
+"""About 44,000 tokens: no mesh says them within the time that these give a request."""
+
+
+@pytest.fixture
+def small(mesh):
+    """Two gateways before one group with two slots, a short queue, and little time for each request."""
+    return mesh(
+        "tp1",
+        split=False,
+        engine__kind="null",
+        decode__slots=2,
+        group__max_waiting=24,
+        group__max_waiting_tokens=3000,
+        gateway__processes=2,
+        gateway__request_timeout_s=2.0,
+    )
+
+
+def asking(**fields):
+    """A call for ``together``: status, headers and the answer, whatever they are."""
+
+    async def call(client):
+        response = await client.post(COMPLETIONS, json=body(**fields))
+        return response.status_code, response.headers, response.text
+
+    return call
+
+
+def retry_times(answers):
+    """How long each 429 of a full queue asks to wait; all others must have been served, or have run out of time."""
+    found = []
+    for status, headers, text in answers:
+        assert status in {200, 429, 504}, text
+        if status == 429:
+            assert json.loads(text)["error"]["code"] == "queue_full", text
+            found.append(int(headers["retry-after"]))
+    return found
+
+
+def test_a_queue_that_is_full_of_requests_says_when_to_come_again(small):
+    traces = Traces(small)
+    answers = together(small, [asking(text=f"{number}", **LONG) for number in range(30)])
+    waits = retry_times(answers)
+    # 2 slots, 24 places in the queue, and each asks for 8 of them.
+    assert 20 <= len(waits) < 30, len(waits)
+    assert all(1 < wait <= 30 for wait in waits), waits
+    traces.settle(10)
+    assert max(event["waiting"] for event in traces.events("request.queued", actors="group-*")) <= 24
+    assert retry_times(together(small, [asking(max_tokens=4)])) == []
+
+
+def test_a_queue_that_is_full_of_tokens_says_when_to_come_again(small):
+    traces = Traces(small)
+    held = [asking(text=f"{number}", max_tokens=5500, n=2) for number in range(2)]
+    large = [asking(text=words(700, number), max_tokens=4000) for number in range(12)]
+
+    async def later(client, call):
+        await asyncio.sleep(0.3)  # those that are held come first
+        return await call(client)
+
+    answers = together(small, [*held, *((lambda client, call=call: later(client, call)) for call in large)])
+    waits = retry_times(answers)
+    # About three prompts of 900 tokens fit.
+    assert 7 <= len(waits) < 12, len(waits)
+    assert all(1 <= wait <= 30 for wait in waits), waits
+    traces.settle(10)
+    assert list(traces.events("request.rejected", actors="router-*"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_takes_too_long_ends_clearly_and_gives_its_pages_back(small, stream):
+    traces = Traces(small)
+    start = time.monotonic()
+    (answer,) = together(small, [asking(text="Tell me all of it", stream=stream, **LONG)])
+    assert 1.5 < time.monotonic() - start < 15
+    status, _, text = answer
+    assert status == (200 if stream else 504), text[-500:]
+    error = json.loads(text.split("data: ")[-2] if stream else text)["error"]
+    assert (error["type"], error["code"]) == ("timeout_error", "request_timeout")
+    assert text.endswith("data: [DONE]\n\n") == stream
+    traces.settle(10)
+    # A choice that ran from the start may have had the time.
+    assert 4 <= len(list(traces.events("request.aborted", actors="group-*"))) <= 8
+    assert [event["status"] for event in traces.events("request.failed", actors="gateway-*")] == [504]
+
+
+def test_a_drain_finishes_what_runs_and_what_waits_and_refuses_what_is_new(fresh):
+    launched = fresh("tp1", split=False, engine__kind="null", decode__slots=2, gateway__processes=2)
+    idle = [httpx.Client(base_url=launched.url) for _ in range(6)]
+    for client in idle:
+        assert client.get("/version").status_code == 200
+    answers, asked = [], [{"max_tokens": 1500, "stream": bool(number % 2)} for number in range(8)]
+
+    def run():
+        calls = [posting(text=words(20, number), **fields) for number, fields in enumerate(asked)]
+        answers.extend(together(launched, calls))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_for(lambda: launched.metric("edgemesh_open_requests") >= 8, 10, "they are not all open")
+    launched.signal(signal.SIGTERM)
+    wait_for(lambda: launched.health()[0] == 503, 5, "health does not say that it drains")
+    late = []
+    while thread.is_alive():
+        try:
+            response = httpx.post(launched.url + COMPLETIONS, json=body(), timeout=10)
+        except httpx.TransportError:
+            break  # the last answer is out, and so are the gateways
+        late.append((response.status_code, "retry-after" in response.headers, response.headers["connection"]))
+    thread.join(30)
+    assert set(late) == {(503, True, "close")}
+    assert [len(text_of(answer)) > 1500 for answer in answers] == [True] * 8
+    for client in idle:
+        with pytest.raises(httpx.TransportError):
+            client.get("/version")
+        client.close()
+    assert launched.wait(30) == 0, launched.tell("the exit code of a drained mesh is 0")
+    assert launched.leftovers() == []
+
+
+def test_at_the_deadline_of_a_drain_what_still_runs_is_told(fresh):
+    launched = fresh("tp1", split=False, engine__kind="null", gateway__processes=2, supervisor__drain_s=1)
+    held = [raw(launched, text=f"{number}", max_tokens=5500, n=8, stream=True) for number in range(3)]
+    for connection in held:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    launched.signal(signal.SIGTERM)
+    for connection in held:
+        said = b""
+        while more := connection.recv(1 << 20):
+            said += more
+        connection.close()
+        assert b"the server stopped: drain deadline" in said, said[-500:]
+        assert b"data: [DONE]" in said[-200:]
+    assert launched.wait(30) == 0
+    assert launched.leftovers() == []
