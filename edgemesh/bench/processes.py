@@ -13,10 +13,11 @@ TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 class Memory(Struct, frozen=True):
-    """Bytes resident: all of them, and with what is shared divided among those who share it."""
+    """Bytes resident: all of them, with what is shared divided among those who share it, and the most there ever were."""
 
     rss: int
     pss: int
+    peak: int
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -61,7 +62,8 @@ def memory_of(pid: int) -> Memory:
         name, _, rest = line.partition(":")
         if name in found:
             found[name] = int(rest.split()[0]) * 1024
-    return Memory(found["Rss"], found["Pss"])
+    status = (PROC / str(pid) / "status").read_text().partition("VmHWM:")[2]
+    return Memory(found["Rss"], found["Pss"], int(status.split()[0]) * 1024)
 
 
 def _stat(pid: int) -> list[str]:

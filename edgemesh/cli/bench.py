@@ -137,7 +137,7 @@ def hops(
 @app.command()
 def demo(
     section: Annotated[
-        list[str] | None, typer.Option(help="generate, ranks, peer, null, gateway or footprint; default: all.")
+        list[str] | None, typer.Option(help="generate, ranks, peer, null, crowd, gateway or footprint; default: all.")
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, max=100, help="How often loads that are compared are run, in turn.")

@@ -27,6 +27,7 @@ MODEL: Final = "smollm2-135m"
 START_S: Final = 300.0
 GENERATE_S: Final = 600.0
 OUTPUT: Final = 64
+CROWD: Final = 1024
 SHAPES: Final[dict[str, dict[str, object]]] = {
     "tp1": {"mesh.tp": 1, "mesh.dp": 1},
     "tp2": {"mesh.tp": 2, "mesh.dp": 1},
@@ -180,6 +181,25 @@ def null_engine(settings: Settings, say: Say) -> Iterator[Row]:
     del settings
 
 
+def crowd(settings: Settings, say: Say) -> Iterator[Row]:
+    """1,024 short streams at once through one gateway and the null engine: its rate, and what it holds at most."""
+    say(f"null engine, {CROWD} streams")
+    with mesh("tp1", split=True, engine__kind="null", engine__kv_pages=16384, decode__slots=256) as launched:
+        pid = launched.actors()["gateway-0"]
+        idle, before = processes.memory_of(pid).rss, processes.cpu_ns(pid)
+        summary = load(launched.url, MODEL, concurrency=CROWD, requests=4 * CROWD, input_len=32, seed=1, output=16)
+        held, tokens = processes.memory_of(pid), summary.output_tokens + 16 * CROWD
+        found = {
+            "output tok/s": summary.output_tokens_per_s,
+            "gateway us/tok": (processes.cpu_ns(pid) - before) / 1000 / tokens,
+            "gateway RSS before MiB": idle / 2**20,
+            "gateway RSS after MiB": held.rss / 2**20,
+            "gateway RSS at most MiB": held.peak / 2**20,
+        }
+        yield Row("null engine, 32 in, 16 out", f"{CROWD} streams", found)
+    del settings
+
+
 def gateway(settings: Settings, say: Say) -> Iterator[Row]:
     """One gateway process on one core beside a bare uvicorn that streams the same bytes."""
     for what, found in bench_gateway.measure(settings.rounds, say):
@@ -209,6 +229,7 @@ SECTIONS: Final[Mapping[str, Callable[[Settings, Say], Iterator[Row]]]] = {
     "ranks": over_ranks,
     "peer": against_peer,
     "null": null_engine,
+    "crowd": crowd,
     "gateway": gateway,
     "footprint": footprint,
 }
