@@ -145,6 +145,7 @@ def test_sampled_rows_draw_what_the_sampler_draws(models, runners):
         Sampling(seed=1, choice=1),
         GREEDY,
         Sampling(seed=5, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5),
+        Sampling(temperature=0.0, bad_words=((5,), (7, 9, 11))),
     ]
     outputs = []
     for graph in (True, False, True):

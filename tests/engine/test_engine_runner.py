@@ -223,6 +223,40 @@ def test_penalties_follow_drawn_tokens_and_joins_know_the_history(model):
         assert a.tokens == wanted
 
 
+def test_bad_words_are_never_completed_on_any_number_of_ranks_and_after_a_join(model):
+    path, reference = model
+    tokens = prompt(6, 10)
+    free = generate(reference, tokens, 8)
+    words = (free[:3], [7, 9, 7])
+    sampling = Sampling(temperature=0.0, bad_words=tuple(map(tuple, words)))
+    wanted = list(tokens)
+    for _ in range(8):
+        with torch.inference_mode():
+            logits = reference(torch.tensor([wanted])).logits[0, -1]
+        logits = logits.clone()
+        output = wanted[len(tokens) :]
+        for word in words:
+            if output[1 - len(word) :] == word[:-1]:
+                logits[word[-1]] = -1e30
+        wanted.append(int(logits.argmax()))
+    assert wanted[:-6] == tokens + free[:2]
+    assert wanted[-6] != free[2]
+    for attn_tp in (1, 3):
+        driver = Driver(Mesh(path, attn_tp))
+        a = Stream("a", tokens, sampling)
+        driver.prefill(a)
+        driver.decode(joins={0: a})
+        for _ in range(2):
+            driver.decode()
+        driver.rows.pop(0)
+        done = driver.step(decode=Decode(leaves=(0,), joins=(a.join(1),)), rows=1)
+        a.tokens.append(done.tokens[0])
+        driver.rows[1] = a
+        for _ in range(3):
+            driver.decode()
+        assert a.tokens == wanted
+
+
 def test_seeded_sampling_is_the_same_on_any_number_of_ranks_and_in_any_batch(model):
     path, _ = model
     settings = [
