@@ -21,8 +21,8 @@ from edgemesh.engine.cuts import bits, floats, top
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.messages import Prefill, PromptLogprobs, Scoring
 
-SLICE_BYTES: Final = 32 << 20
-"""Logits of one slice on one rank, as float32; the search for the best ones takes a few times as much beside them."""
+SLICE_BYTES: Final = 16 << 20
+"""Logits of one slice on one rank, as float32; the search for the best ones takes some five times as much beside them."""
 
 
 @dataclass(frozen=True, slots=True)
