@@ -6,8 +6,8 @@ from e2e_clients import CHAT, COMPLETIONS, body, events_of, posting, text_of, to
 
 pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
 
-LIMIT = 1e-3
-"""Of the largest difference between two float32 implementations of thirty layers."""
+LIMIT = 3e-4
+"""Of the largest difference between two float32 implementations of thirty layers: ten times what was seen."""
 
 
 @pytest.fixture
