@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 import msgspec
@@ -155,7 +154,7 @@ class Pages:
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/tokenize``."""
-        with self._visit(scope) as model:
+        with self._service.visited(scope) as model:
             async with self._service.bodies.read(scope, receive) as body:
                 answer = await self._tokenized(body, model)
         await respond(send, 200, msgspec.json.encode(answer))
@@ -191,7 +190,7 @@ class Pages:
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/detokenize``."""
-        with self._visit(scope) as model:
+        with self._service.visited(scope) as model:
             async with self._service.bodies.read(scope, receive) as body:
                 text = await self._detokenized(body, model)
         await respond(send, 200, msgspec.json.encode(Detokenized(prompt=text)))
@@ -247,17 +246,6 @@ class Pages:
         """The model, for a caller who may ask. Raises ``ApiError`` (401, 503)."""
         self._service.keys.check(credentials(scope))
         return self._service.loaded()
-
-    @contextmanager
-    def _visit(self, scope: Scope) -> Iterator[Model]:
-        """The model, for a caller whose work counts as a request of its key. Raises ``ApiError`` (401, 429, 503)."""
-        service = self._service
-        caller, model = service.keys.check(credentials(scope)), service.loaded()
-        visit = service.quotas.enter(caller)
-        try:
-            yield model
-        finally:
-            visit.leave(0)
 
     def _card(self, model: Model) -> ModelCard:
         return ModelCard(id=model.limits.model, created=self._created, max_model_len=model.limits.context)

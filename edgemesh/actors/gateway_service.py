@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import anyio.to_thread
@@ -133,6 +134,16 @@ class Service:
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/v1/completions``."""
         await self.generate(scope, receive, send, "cmpl-", self._prepare_completion)
+
+    @contextmanager
+    def visited(self, scope: Scope) -> Iterator[Model]:
+        """The model, for a caller whose work counts as a request of its key. Raises ``ApiError`` (401, 429, 503)."""
+        caller, model = self.keys.check(credentials(scope)), self.loaded()
+        visit = self.quotas.enter(caller)
+        try:
+            yield model
+        finally:
+            visit.leave(0)
 
     async def generate(self, scope: Scope, receive: Receive, send: Send, prefix: str, prepare: Prepare) -> None:
         """Answer one request, from its key to its last byte; its id begins with ``prefix``. Raises ``ApiError``."""

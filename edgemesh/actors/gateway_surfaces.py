@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from edgemesh.actors.gateway_http import credentials, respond
+from edgemesh.actors.gateway_http import respond
 from edgemesh.actors.gateway_service import Model, Prepared, Service
 from edgemesh.api.errors import ApiError
 from edgemesh.api.made import MadeForm, Maker
@@ -45,15 +45,14 @@ class Surfaces:
     async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/v1/messages/count_tokens``."""
         service = self._service
-        service.keys.check(credentials(scope))
-        model = service.loaded()
-        async with service.bodies.read(scope, receive) as body:
-            asked = request_of(body, CountTokensRequest, MESSAGES)
-            translation = chat_of_messages(asked, thinks=model.text.dialect.thinks)
-            try:
-                prompt = await service.ask(model, translation.request())
-            except ApiError as error:
-                raise translation.back(error) from error
+        with service.visited(scope) as model:
+            async with service.bodies.read(scope, receive) as body:
+                asked = request_of(body, CountTokensRequest, MESSAGES)
+                translation = chat_of_messages(asked, thinks=model.text.dialect.thinks)
+                try:
+                    prompt = await service.ask(model, translation.request())
+                except ApiError as error:
+                    raise translation.back(error) from error
         await respond(send, 200, msgspec.json.encode(TokenCount(input_tokens=len(prompt.ids))))
 
     async def _prepare_response(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:

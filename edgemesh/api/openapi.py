@@ -34,7 +34,16 @@ REQUEST_ID: Final = {
     "description": "The client's own name for its request; it comes back in the answer's headers and in traces.",
     "schema": {"type": "string", "maxLength": 128, "pattern": PRINTABLE},
 }
-BEARER: Final = {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key, where keys are set."}}
+KEYS: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, where keys are set."},
+    "key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-Api-Key",
+        "description": "The same, as Anthropic's clients send it.",
+    },
+}
+ANY_KEY: Final[list[Schema]] = [{name: []} for name in KEYS]
 NO_KEY: Final[Schema] = {}
 
 
@@ -54,7 +63,7 @@ def document(*, keyed: bool | None = None) -> Schema:
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": _components(), "securitySchemes": BEARER},
+        "components": {"schemas": _components(), "securitySchemes": KEYS},
     }
 
 
@@ -78,7 +87,7 @@ def _operation(route: Operation, *, keyed: bool | None) -> Schema:
     if not route.keyed or keyed is False:
         found["security"] = []
     else:
-        found["security"] = [{"bearer": []}] if keyed else [{"bearer": []}, NO_KEY]
+        found["security"] = ANY_KEY if keyed else [*ANY_KEY, NO_KEY]
     return found
 
 

@@ -244,6 +244,18 @@ def test_limits_hold_over_all_processes_and_keys_change_without_a_restart(tmp_pa
         answers = [ask(mesh, "open") for _ in range(4)]
         assert {answer.status_code for answer in answers} == {429}
         assert {answer.headers["retry-after"] for answer in answers} == {"1"}
+        # Every endpoint that has work to do counts, each in its own form.
+        for place in (
+            "/v1/chat/completions",
+            "/v1/responses",
+            "/v1/messages",
+            "/v1/messages/count_tokens",
+            "/tokenize",
+        ):
+            for name in ("x-rate", "open"):
+                answer = httpx.post(mesh.url + place, headers={"x-api-key": name}, json={})
+                assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error"), place
+                assert int(answer.headers["retry-after-ms"]) > 0
         # What one key has used is no other's loss.
         answer = ask(mesh, "free")
         assert answer.status_code == 200

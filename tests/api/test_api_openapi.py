@@ -64,9 +64,9 @@ def test_keys_are_asked_for_where_they_are_set():
         paths = document(keyed=keyed)["paths"]
         return paths["/v1/chat/completions"]["post"]["security"], paths["/health"]["get"]["security"]
 
-    assert security(keyed=True) == ([{"bearer": []}], [])
+    assert security(keyed=True) == ([{"bearer": []}, {"key": []}], [])
     assert security(keyed=False) == ([], [])
-    assert security(keyed=None) == ([{"bearer": []}, {}], [])
+    assert security(keyed=None) == ([{"bearer": []}, {"key": []}, {}], [])
 
 
 def test_every_refusal_has_its_status_and_body(written):
