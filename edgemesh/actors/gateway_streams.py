@@ -207,19 +207,21 @@ class Streams:
             self._submit(stream, job.pin)
 
     def force(self, stream: Stream, tokens: Sequence[int]) -> None:
-        """Put tokens behind what was read of a stream, and have it go on from there; what it drew beyond that is dropped."""
+        """Put tokens behind what was read of a stream, and have it go on from there; what it drew beyond that is dropped.
+
+        A stream without room for them and a token more ends there for its length.
+        """
         self.close(stream)
         del stream.tokens[stream.read :]
         stream.logprobs.clear()
-        forced = tokens[: stream.choice.max_tokens - stream.read]
-        stream.tokens.extend(forced)
-        if stream.choice.sampling.logprobs >= 0:
-            stream.logprobs.extend(Logprob(token, 0.0) for token in forced)
-        full = len(stream.tokens) == stream.choice.max_tokens
-        stream.finish = Finish.LENGTH if full else Finish.NONE
+        stream.finish = Finish.NONE
         stream.flight.touch(stream)
-        if full:
+        if len(stream.tokens) + len(tokens) >= stream.choice.max_tokens:
+            stream.finish = Finish.LENGTH
             return
+        stream.tokens.extend(tokens)
+        if stream.choice.sampling.logprobs >= 0:
+            stream.logprobs.extend(Logprob(token, 0.0) for token in tokens)
         stream.upto = max(stream.upto, len(stream.tokens) + stream.window)
         stream.attempt += 1
         group, stream.group = stream.group, None

@@ -26,7 +26,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
 
 
 def check_tools(request: ChatRequest | TokenizeRequest) -> None:
-    """Raise ``ApiError`` (400) for tools of one name, and for a choice of a tool that is not there."""
+    """Raise ``ApiError`` (400) for tools of one name or without an object of arguments, and for a choice of none of them."""
     names = tool_names(request.tools)
     for index, tool in enumerate(request.tools or ()):
         if tool.function.name in names[:index]:
@@ -35,6 +35,11 @@ def check_tools(request: ChatRequest | TokenizeRequest) -> None:
                 f"`{param}` is {tool.function.name!r}, the name of another tool; each tool needs a name of its own"
             )
             raise invalid(message, param, "invalid_value")
+        kind = (tool.function.parameters or {}).get("type", "object")
+        if kind != "object":
+            param = f"tools[{index}].function.parameters"
+            message = f"`{param}` is a schema of type {str(kind)[:_SHOWN]!r}; a tool's arguments are an object"
+            raise invalid(message, param, "invalid_schema")
     choice = request.tool_choice if isinstance(request, ChatRequest) else None
     if choice in {None, "none"} or (isinstance(choice, NamedTool) and choice.function.name in names):
         return

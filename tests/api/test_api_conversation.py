@@ -64,6 +64,13 @@ def test_two_tools_cannot_have_one_name():
     assert refused(tools=[OTHER, TOOL, TOOL]).param == "tools[2].function.name"
 
 
+@pytest.mark.parametrize("kind", ["string", ["object", "null"], 5, None])
+def test_arguments_are_an_object(kind):
+    tool = {"type": "function", "function": {"name": "h", "parameters": {"type": kind}}}
+    assert refused(tools=[TOOL, tool]).param == "tools[1].function.parameters"
+    decode(tools=[TOOL, {"type": "function", "function": {"name": "h", "parameters": {}}}])
+
+
 def test_a_call_is_answered_after_it_was_made():
     answer = {"role": "tool", "tool_call_id": "c1", "content": "x"}
     detail = refused(messages=[USER, answer, {"role": "assistant", "tool_calls": [call("c1")]}])
