@@ -7,6 +7,7 @@ import pytest
 from gateway_fake_mesh import PROMPT, FakeMesh, connect, wait_for
 
 from edgemesh.api.absent import ABSENT
+from edgemesh.api.routes import ROUTES
 from edgemesh.topology import TopologyError
 from edgemesh.topology.parse import parse
 
@@ -30,10 +31,15 @@ BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 200}
 
 @pytest.mark.parametrize("path", ABSENT)
 def test_what_is_not_served_says_what_is(http, path):
+    served = {route.path for route in ROUTES}
     for method, where in (("POST", path), ("GET", path + "/abc")):
+        if where in served:
+            continue  # only what lies below it is not
         answer = http.request(method, where, json={} if method == "POST" else None)
         error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["type"]) == (404, "endpoint_not_served", "not_found_error")
+        assert (answer.status_code, error["type"]) == (404, "not_found_error")
+        # Anthropic's form of an error has no code.
+        assert error.get("code", "endpoint_not_served") == "endpoint_not_served"
         assert f"{method} {where} is not served" in error["message"]
         assert "POST /v1/chat/completions" in error["message"]
 
