@@ -104,7 +104,7 @@ def test_a_stream_beside_hostile_constraints_goes_on(mesh):
         until = asyncio.Event()
         async with httpx.AsyncClient(base_url=mesh.url, timeout=120) as client:
             streaming = asyncio.create_task(stream(client, until))
-            calls = [client.post("/v1/completions", json=completion(**given)) for given in HOSTILE for _ in range(2)]
+            calls = [client.post("/v1/completions", json=completion(**given)) for given in HOSTILE]
             hostile = asyncio.gather(*calls)
             healthy = []
             while not hostile.done():
@@ -117,8 +117,8 @@ def test_a_stream_beside_hostile_constraints_goes_on(mesh):
 
     answers, gaps, healthy = asyncio.run(run())
     assert {answer.status_code for answer in answers} <= {200, 400}
-    assert sum(answer.status_code == 400 for answer in answers) >= 2 * 7
-    assert len(gaps) > 100
+    assert sum(answer.status_code == 400 for answer in answers) >= 7
+    assert len(gaps) > 50
     # A machine that does much else may pause anyone, but not most of the time.
     assert sorted(gaps)[-len(gaps) // 50] < 0.5
     assert sorted(healthy)[len(healthy) // 2] < 0.5

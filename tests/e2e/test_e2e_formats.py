@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import httpx
 import jsonschema
@@ -11,23 +11,24 @@ import pydantic
 import pytest
 from e2e_clients import CHAT, COMPLETIONS, MODEL, body, posting, text_of, together, words
 
-BOTH = pytest.mark.parametrize("served", ["tp2 split", "tp2-dp2 split"], indirect=True)
 COUPLED = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
 QUESTION = "Describe the city of Paris."
 PLACE = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "kind": {"enum": ["city", "river", "mountain"]},
-        "visitors": {"type": "integer", "minimum": 1, "maximum": 999},
+        "kind": {"enum": ["city", "river"]},
         "founded": {"type": "string", "format": "date"},
-        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,6}$"}, "minItems": 1, "maxItems": 2},
-        "inside": {"anyOf": [{"$ref": "#/$defs/name"}, {"type": "null"}]},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "minItems": 1, "maxItems": 2},
     },
-    "required": ["name", "kind", "visitors", "founded", "tags", "inside"],
+    "required": ["kind", "founded", "tags"],
     "additionalProperties": False,
-    "$defs": {"name": {"type": "string", "maxLength": 8}},
+    "$defs": {"tag": {"anyOf": [{"type": "string", "pattern": "^[a-z]{2,4}$"}, {"type": "null"}]}},
 }
+LONGEST = 96
+"""Tokens that its longest outputs have, white space and all, or more."""
+
+PATIENCE_S = 300
+
 FORMS = {
     "schema": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}},
@@ -54,28 +55,29 @@ class Animal(pydantic.BaseModel):
 
     kind: Literal["cat", "dog"]
     age: int = pydantic.Field(ge=0, le=30)
-    names: list[str] = pydantic.Field(max_length=1)
-    friend: "Animal | None"
+    owner: Annotated[str, pydantic.Field(max_length=6)] | None
 
 
 @pytest.fixture
 def client(served):
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120) as found:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as found:
         yield found
 
 
-@BOTH
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "served"), [("schema", "tp2 split"), *((form, "tp2-dp2 split") for form in FORMS)], indirect=["served"]
+)
 def test_every_output_has_the_form(served, traces, form):
     """Greedy and hot, several choices, streamed or whole, on both endpoints; the tokens' end is the form's end."""
     fields, fits = FORMS[form]
     asked = [
         {"path": CHAT, "temperature": 0, "stream": True},
-        {"path": CHAT, "temperature": 1, "seed": 1, "n": 3},
-        {"path": COMPLETIONS, "temperature": 2, "seed": 2, "n": 2, "stream": True},
-        {"path": COMPLETIONS, "temperature": 1, "seed": 3, "ignore_eos": False},
+        {"path": CHAT, "temperature": 1, "seed": 1, "n": 2},
+        {"path": COMPLETIONS, "temperature": 2, "seed": 2, "stream": True, "ignore_eos": False},
     ]
-    answers = together(served, [posting(text=QUESTION, max_tokens=160, **each, **fields) for each in asked], 120)
+    answers = together(
+        served, [posting(text=QUESTION, max_tokens=LONGEST, **each, **fields) for each in asked], PATIENCE_S
+    )
     for each, answer in zip(asked, answers, strict=True):
         for index in range(each.get("n", 1)):
             text, reason = text_of(answer, index), reason_of(answer, index)
@@ -95,7 +97,7 @@ def test_the_clients_own_types_come_back(client):
     messages = [{"role": "user", "content": "Tell me about a cat."}]
     for temperature in (0, 1):
         answer = client.chat.completions.parse(
-            model=MODEL, messages=messages, response_format=Animal, max_tokens=400, temperature=temperature, seed=5
+            model=MODEL, messages=messages, response_format=Animal, max_tokens=80, temperature=temperature, seed=5
         )
         choice = answer.choices[0]
         assert choice.finish_reason == "stop"
@@ -110,7 +112,7 @@ def test_a_stream_of_any_object_says_the_same_as_one_answer(served, client):
         "messages": [{"role": "user", "content": "One small JSON object, please."}],
         "response_format": {"type": "json_object"},
         "temperature": 0,
-        "max_tokens": 48,
+        "max_tokens": 24,
     }
     whole = client.chat.completions.create(**wanted).choices[0]
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**wanted, stream=True)]
@@ -125,7 +127,7 @@ def test_a_stream_of_any_object_says_the_same_as_one_answer(served, client):
 @pytest.mark.parametrize("group", [0, 1])
 def test_one_group_has_a_schema_while_the_other_idles(served, traces, group):
     fields, fits = FORMS["schema"]
-    (answer,) = together(served, [posting(CHAT, text=QUESTION, group=group, max_tokens=160, **fields)])
+    (answer,) = together(served, [posting(CHAT, text=QUESTION, group=group, max_tokens=LONGEST, **fields)], PATIENCE_S)
     assert fits(text_of(answer))
     traces.settle()
     assert set(traces.groups().values()) >= {group}
@@ -133,9 +135,10 @@ def test_one_group_has_a_schema_while_the_other_idles(served, traces, group):
 
 @COUPLED
 def test_a_cached_prefix_and_an_output_cut_short(served, traces):
-    prompt, (fields, fits) = words(200, 77), FORMS["schema"]
+    prompt, (fields, fits) = words(150, 77), FORMS["schema"]
     once, again, cut = (
-        together(served, [posting(text=prompt, group=0, max_tokens=tokens, **fields)])[0] for tokens in (160, 160, 5)
+        together(served, [posting(text=prompt, group=0, max_tokens=tokens, **fields)], PATIENCE_S)[0]
+        for tokens in (LONGEST, LONGEST, 5)
     )
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
     assert text_of(once) == text_of(again)
@@ -146,7 +149,7 @@ def test_a_cached_prefix_and_an_output_cut_short(served, traces):
 
 @COUPLED
 def test_neighbours_of_constrained_and_hostile_requests_notice_nothing(served, traces):
-    alone = [together(served, [posting(text=f"{n} is", max_tokens=24)])[0] for n in range(4)]
+    alone = [together(served, [posting(text=f"{n} is", max_tokens=12)], PATIENCE_S)[0] for n in range(4)]
     hostile = [
         {"guided_json": {"type": "integer", "multipleOf": 1000003}},
         {"guided_json": {"not": {}}},
@@ -164,11 +167,11 @@ def test_neighbours_of_constrained_and_hostile_requests_notice_nothing(served, t
         return call
 
     fields, fits = FORMS["schema"]
-    calls = [posting(text=f"{n} is", max_tokens=24, stream=bool(n % 2)) for n in range(4)]
-    calls += [posting(CHAT, text=QUESTION, max_tokens=160, **fields) for _ in range(3)]
-    found = together(served, [*calls, *map(refused, hostile)], 120)
+    calls = [posting(text=f"{n} is", max_tokens=12, stream=bool(n % 2)) for n in range(4)]
+    calls += [posting(CHAT, text=QUESTION, max_tokens=LONGEST, **fields) for _ in range(2)]
+    found = together(served, [*calls, *map(refused, hostile)], PATIENCE_S)
     assert [text_of(answer) for answer in found[:4]] == [text_of(answer) for answer in alone]
-    assert all(fits(text_of(answer)) for answer in found[4:7])
+    assert all(fits(text_of(answer)) for answer in found[4:6])
 
 
 @COUPLED

@@ -31,7 +31,7 @@ DRAFTS = {
     "draft4": jsonschema.Draft4Validator,
 }
 PARAM = "response_format.json_schema.schema"
-WALKS = 3
+WALKS = 2
 
 
 def suite():
@@ -195,7 +195,7 @@ SCHEMAS = st.tuples(
 ).map(lambda pair: pair[0] | {"$defs": {"d": pair[1]}})
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 1 << 30), others=st.lists(VALUES, max_size=4))
 def test_every_output_after_a_random_schema_is_valid(schema, seed, others):
     source = source_of(schema)
