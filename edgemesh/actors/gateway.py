@@ -311,9 +311,11 @@ async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Report
         )
         server = HttpServer(config)
         tasks.start_soon(actor.sweep, reporter.pulse)
-        tasks.start_soon(actor.key_watch.follow, lambda: actor.stopped)
         tasks.start_soon(server.serve, [bound])
-        await actor.follow(tasks)
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(actor.key_watch.follow)
+            await actor.follow(tasks)
+            watching.cancel_scope.cancel()
         server.should_exit = True
         if actor.service.model is not None and actor.service.model.constraints is not None:
             actor.service.model.constraints.close()

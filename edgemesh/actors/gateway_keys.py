@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -71,9 +71,9 @@ class KeyWatch:
         self.stale = False
         self.keys = ApiKeys(file.read(), shared)
 
-    async def follow(self, over: Callable[[], bool]) -> None:
-        """Look at the file every second, in a thread: it may lie on a disk that is slow to answer."""
-        while not over():
+    async def follow(self) -> None:
+        """Look at the file every second until cancelled, in a thread: it may lie on a disk that is slow to answer."""
+        while self._file.path is not None:
             await anyio.sleep(LOOK_S)
             try:
                 keys = await anyio.to_thread.run_sync(self._file.look)
@@ -104,7 +104,7 @@ class KeyFile:
     """
 
     def __init__(self, path: str, environment: str, defaults: KeyLimits) -> None:
-        self._path = Path(path).expanduser() if path else None
+        self.path = Path(path).expanduser() if path else None
         self._defaults = defaults
         self._fixed = _of_environment(environment, defaults)
         self._read: Signature | None = None
@@ -112,31 +112,31 @@ class KeyFile:
 
     def read(self) -> list[ApiKey]:
         """All keys. Raises ``OSError`` and ``ValueError``: keys that are asked for and missing must not let everyone in."""
-        if self._path is None:
+        if self.path is None:
             return self._fixed
-        with self._path.open("rb") as file:
+        with self.path.open("rb") as file:
             found = os.fstat(file.fileno())
             self._read = self._seen = _signature(found)
             data = file.read(MAX_KEYS_BYTES + 1)
         if len(data) > MAX_KEYS_BYTES:
-            message = f"{self._path} is larger than {MAX_KEYS_BYTES} bytes"
+            message = f"{self.path} is larger than {MAX_KEYS_BYTES} bytes"
             raise KeyFileError(message)
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            message = f"{self._path} is not UTF-8 text"
+            message = f"{self.path} is not UTF-8 text"
             raise KeyFileError(message) from None  # the cause would show bytes of keys
-        _check_private(self._path, found.st_mode, plain=plain(text))
-        keys = parse_keys(text, self._defaults, str(self._path))
+        _check_private(self.path, found.st_mode, plain=plain(text))
+        keys = parse_keys(text, self._defaults, str(self.path))
         known = {key.digest for key in keys}
         return [*keys, *(key for key in self._fixed if key.digest not in known)]
 
     def look(self) -> list[ApiKey] | None:
         """All keys if the file changed since it was read and is not being written; else None. Raises as ``read`` does."""
-        if self._path is None:
+        if self.path is None:
             return None
         try:
-            found: Signature | None = _signature(self._path.stat())
+            found: Signature | None = _signature(self.path.stat())
         except FileNotFoundError:
             found = None
         settled, self._seen = found == self._seen, found

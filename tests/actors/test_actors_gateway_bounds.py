@@ -239,7 +239,7 @@ def resident_mb(mesh):
 
 
 def test_many_clients_that_do_not_read_are_bounded_in_memory_and_cut_off():
-    count = 100
+    count = 60
     with FakeMesh(group={"credit_deadline_s": 5.0}) as mesh, contextlib.ExitStack() as stack:
         with OpenAI(base_url=mesh.url + "/v1", api_key="none", max_retries=0) as client:
             assert completion(client, prompt="fox").choices[0].text == "fox"

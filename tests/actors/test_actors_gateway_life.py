@@ -48,7 +48,7 @@ def test_keys_are_asked_for_where_there_are_some(tmp_path):
                 assert answer.json()["error"]["code"] == "invalid_api_key"
         assert httpx.get(mesh.url + "/health").status_code == 200
         described = httpx.get(mesh.url + "/openapi.json").json()["paths"]
-        assert described["/v1/completions"]["post"]["security"] == [{"bearer": []}]
+        assert described["/v1/completions"]["post"]["security"] == [{"bearer": []}, {"key": []}]
         assert described["/health"]["get"]["security"] == []
 
 
