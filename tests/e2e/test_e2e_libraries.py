@@ -33,7 +33,13 @@ def expected(served):
         wanted = {"model": MODEL, "max_tokens": 16, "temperature": 0}
         chat = client.chat.completions.create(messages=QUESTION, **wanted)
         text = client.completions.create(prompt="Once upon a time", **wanted)
-        return {"chat": chat.choices[0].message.content, "usage": chat.usage.total_tokens, "text": text.choices[0].text}
+        scored = client.completions.create(prompt="The capital of France is Paris", echo=True, logprobs=1, **wanted)
+        return {
+            "chat": chat.choices[0].message.content,
+            "usage": chat.usage.total_tokens,
+            "text": text.choices[0].text,
+            "paris": scored.choices[0].logprobs.token_logprobs[5],
+        }
 
 
 def test_litellm(served, traces, expected):
@@ -58,3 +64,12 @@ def test_langchain(served, traces, expected):
     assert found["plain"] == expected["chat"]
     assert found["text"] == found["streamed_text"] == expected["text"]
     assert [len(answers) for answers in found["choices"]] == [1, 1]
+
+
+def test_lm_eval(served, traces, expected):
+    found = run("client_lm_eval.py", served)
+    assert found["accuracy"] == 1.0
+    assert found["scores"][0][0] == pytest.approx(expected["paris"], abs=1e-3)
+    assert found["greedy"] == [[True, False], [False, False], [True, False]]
+    assert all(right > wrong for right, wrong in (found["scores"][0], found["scores"][1][::-1], found["scores"][2]))
+    assert found["written"][0] == " Paris"
