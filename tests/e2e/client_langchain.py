@@ -3,14 +3,38 @@
 import asyncio
 import json
 import sys
+from typing import Literal
 
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel
 
 URL, MODEL = sys.argv[1:]
 QUESTION = "What is the capital of France? Answer in one word."
 COMMON = {"base_url": f"{URL}/v1", "api_key": "none", "model": MODEL, "temperature": 0, "max_retries": 0}
 
 chat = ChatOpenAI(**COMMON, max_tokens=16)
+player = ChatOpenAI(**COMMON, max_tokens=64)
+
+
+class Move(BaseModel):
+    """Go through doors."""
+
+    direction: Literal["north", "south"]
+    rooms: Literal[1, 2, 3]
+
+
+def structured(method):
+    return player.with_structured_output(Move, method=method).invoke("Go north by two rooms.").model_dump()
+
+
+def called():
+    bound = player.bind_tools([Move], tool_choice="any", parallel_tool_calls=False)
+    whole = bound.invoke("Go north by two rooms.")
+    chunks = list(bound.stream("Go north by two rooms."))
+    joined = chunks[0]
+    for chunk in chunks[1:]:
+        joined += chunk
+    return [[{"name": call["name"], "args": call["args"]} for call in each.tool_calls] for each in (whole, joined)]
 
 
 async def streamed_at_once():
@@ -46,6 +70,9 @@ found = whole_and_streamed() | {
     "at_once": asyncio.run(streamed_at_once()),
     "logprobs": logprobs(),
     "plain": chat.invoke(QUESTION).content,
+    "structured": structured("json_schema"),
+    "function": structured("function_calling"),
+    "called": called(),
     "choices": [[each.text for each in answers] for answers in text.generate(["One, two,", "Red, blue,"]).generations],
     "text": text.invoke("Once upon a time"),
     "streamed_text": "".join(text.stream("Once upon a time")),

@@ -64,6 +64,10 @@ def test_langchain(served, traces, expected):
     assert found["plain"] == expected["chat"]
     assert found["text"] == found["streamed_text"] == expected["text"]
     assert [len(answers) for answers in found["choices"]] == [1, 1]
+    assert found["structured"] == {"direction": "north", "rooms": 2}
+    whole, streamed = found["called"]
+    assert whole == streamed == [{"name": "Move", "args": found["function"]}]
+    assert found["function"].keys() == {"direction", "rooms"}
 
 
 def test_lm_eval(served, traces, expected):
