@@ -138,7 +138,7 @@ class SchemaOutput(_Setting, frozen=True):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
-    schema: dict[str, Any] | bool
+    schema: dict[str, Any]
 
 
 class OutputConfig(_Setting, frozen=True):

@@ -141,11 +141,11 @@ class ObjectFormat(_Setting, frozen=True, tag_field="type", tag="json_object"):
 
 
 class SchemaFormat(_Setting, frozen=True, tag_field="type", tag="json_schema"):
-    """JSON of a schema."""
+    """JSON of a schema, which is enforced whatever ``strict`` says; ``description`` is for the client's own readers."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
-    schema: dict[str, Any] | bool
-    description: str | None = None
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    schema: dict[str, Any]
+    description: Annotated[str, Meta(max_length=4096)] | None = None
     strict: bool | None = None
 
 

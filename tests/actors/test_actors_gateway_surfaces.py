@@ -49,9 +49,9 @@ def message(text="hello 🎉", **fields):
     return {"model": "tiny", "max_tokens": 200, "messages": [{"role": "user", "content": text}]} | session | fields
 
 
-def response(text="hello 🎉", **fields):
+def response(asked="hello 🎉", **fields):
     session = {"extra_body": {"session": fields.pop("session")}} if "session" in fields else {}
-    return {"model": "tiny", "input": text} | session | fields
+    return {"model": "tiny", "input": asked} | session | fields
 
 
 def test_a_response_says_what_the_group_said(client):
@@ -151,6 +151,29 @@ def test_thinking_ends_where_its_budget_does(claude):
     assert [block.type for block in answer.content] == ["thinking", "text"]
     assert answer.content[0].thinking.startswith("so and so and")
     assert answer.content[1].text == "yes"
+
+
+def test_the_form_of_the_text_and_tools_that_must_be_called_are_grammars(client, claude, mesh):
+    def grammar(ask):
+        ask()
+        return mesh.submits[-1].grammar
+
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+    config = {"format": {"type": "json_schema", "schema": schema}}
+    asked = {"model": "tiny", "messages": message()["messages"], "max_tokens": 200}
+    chats = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    one = grammar(lambda: client.chat.completions.create(**asked, response_format=chats))
+    assert one == grammar(lambda: client.responses.create(**response(text=form)))
+    assert one == grammar(lambda: claude.messages.create(**asked, output_config=config))
+    assert one
+    assert not grammar(lambda: client.responses.create(**response(text={"format": {"type": "text"}})))
+    for wrong in ({"type": "json_object", "schema": {}}, form["format"] | {"schema": {"type": "nothing"}}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(**response(text={"format": wrong}))
+        assert refused.value.param.startswith("text.format")
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
+        claude.messages.create(**asked, output_config={"format": config["format"] | {"schema": {"type": "nothing"}}})
 
 
 def test_the_tokens_of_a_message_are_counted_as_it_would_be_asked(claude):

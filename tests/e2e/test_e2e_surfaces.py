@@ -3,11 +3,13 @@
 import asyncio
 import http.client
 import json
+from typing import Literal
 
 import anthropic
 import openai
 import pytest
 from e2e_clients import MODEL, OPEN, wait_for
+from pydantic import BaseModel
 
 pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
 
@@ -90,6 +92,69 @@ def test_stop_sequences_are_named(claude):
     answer = claude.messages.create(**wanted, stop_sequences=["never said", stop])
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
     assert answer.content[0].text == free[: free.index(stop)]
+
+
+class Place(BaseModel):
+    """Small enough for any model to be through with it."""
+
+    city: Literal["Paris", "Rome", "Berlin"]
+    capital: bool
+
+
+def test_what_is_parsed_is_of_its_type(client, claude):
+    asked = {"model": MODEL, "input": TEXT, "max_output_tokens": 60}
+    assert isinstance(client.responses.parse(**asked, text_format=Place).output_parsed, Place)
+    with client.responses.stream(**asked, text_format=Place) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Place)
+    asked = {"model": MODEL, "messages": QUESTION, "max_tokens": 60}
+    assert isinstance(claude.messages.parse(**asked, output_format=Place).parsed_output, Place)
+    with claude.messages.stream(**asked, output_format=Place) as stream:
+        assert isinstance(stream.get_final_message().parsed_output, Place)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_a_function_is_called_and_its_output_read(client, choice):
+    tool = {"type": "function", "name": "weather", "description": "Weather.", "parameters": SCHEMA, "strict": True}
+    asked = {"model": MODEL, "tools": [tool], "max_output_tokens": 80, "parallel_tool_calls": False}
+    first = client.responses.create(**asked, input="What is the weather in Rome?", tool_choice=choice)
+    with client.responses.stream(**asked, input="What is the weather in Rome?", tool_choice=choice) as stream:
+        streamed = stream.get_final_response()
+    for answer in (first, streamed):
+        call = answer.output[-1]
+        assert (call.type, call.name) == ("function_call", "weather")
+        assert json.loads(call.arguments)["city"] in {"Paris", "Rome"}
+    result = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "sunny"}
+    turns = [{"role": "user", "content": "What is the weather in Rome?"}, *first.output, result]
+    second = client.responses.create(**asked, input=turns, tool_choice="none")
+    assert second.output[-1].type == "message"
+    assert second.output_text
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_tool_is_used_and_its_result_read(claude, choice):
+    tool = {"name": "weather", "description": "Weather.", "input_schema": SCHEMA}
+    question = {"role": "user", "content": "What is the weather in Rome?"}
+    asked = {"model": MODEL, "tools": [tool], "max_tokens": 80}
+    choice = choice | {"disable_parallel_tool_use": True}
+    first = claude.messages.create(**asked, messages=[question], tool_choice=choice)
+    with claude.messages.stream(**asked, messages=[question], tool_choice=choice) as stream:
+        streamed = stream.get_final_message()
+    for answer in (first, streamed):
+        used = answer.content[-1]
+        assert (used.type, used.name, answer.stop_reason) == ("tool_use", "weather", "tool_use")
+        assert used.input["city"] in {"Paris", "Rome"}
+    result = {"type": "tool_result", "tool_use_id": first.content[-1].id, "content": "sunny"}
+    turns = [question, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    second = claude.messages.create(**asked, messages=turns, tool_choice={"type": "none"})
+    assert second.content[0].text
 
 
 @pytest.mark.parametrize("group", [0, 1])
