@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from e2e_clients import Traces
-from e2e_reference import compute
+from e2e_reference import compute, constrain
 
 from edgemesh.bench.launch import Launched
 from edgemesh.engine.locate import models_dir
@@ -53,6 +53,13 @@ def cases(pulled):
     """What `transformers` says of the demo model's prompts."""
     (gguf,) = (models_dir() / MODEL).glob("*.gguf")
     return compute(gguf)
+
+
+@pytest.fixture(scope="session")
+def constrained(pulled):
+    """What it says where its output must match a pattern."""
+    (gguf,) = (models_dir() / MODEL).glob("*.gguf")
+    return constrain(gguf)
 
 
 @contextlib.contextmanager

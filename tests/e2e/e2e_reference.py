@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import NamedTuple
 
+from edgemesh.api.grammar import regex_source
+from edgemesh.engine.special import special_tokens
+from edgemesh.grammar.matching import Grammars
+
 OUTPUT = 64
+PATTERN = r"The sky is [a-z]{3,8}, and [0-9]{2} birds (sing|fly)\."
+"""Of an output that must have a form."""
 TOP = 20
 
 TEXTS = (
@@ -50,14 +58,43 @@ class Case(NamedTuple):
 
 def compute(gguf) -> list[Case]:
     """All five cases; takes about half a minute on one core."""
+    tokenizer, model = _loaded(gguf)
+    return [_case(text, tokenizer, model) for text in TEXTS]
+
+
+def constrain(gguf) -> Case:
+    """The likeliest tokens among those that ``PATTERN`` allows, one after the other, to its end."""
+    import torch
+
+    tokenizer, model = _loaded(gguf)
+    vocab = model.config.vocab_size
+    eos, _ = special_tokens(gguf.parent, vocab)
+    matcher = Grammars((gguf.parent / "tokenizer.json").read_bytes(), eos, vocab).matcher(regex_source(PATTERN))
+    ids = tokenizer(TEXTS[0]).input_ids
+    tokens, margin = list(ids), math.inf
+    while True:
+        mask = matcher.mask()
+        if matcher.ended:
+            break
+        allowed = [each for each in range(vocab) if mask[each // 8] >> each % 8 & 1 and each not in eos]
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens])).logits[0, -1][allowed]
+        best = logits.topk(min(2, len(allowed)))
+        margin = min(margin, float(best.values[0] - best.values[-1]) if len(allowed) > 1 else math.inf)
+        tokens.append(allowed[int(best.indices[0])])
+        assert matcher.accept(tokens[-1])
+    output = tokens[len(ids) :]
+    return Case(TEXTS[0], ids, output, tokenizer.decode(output), margin, [])
+
+
+@functools.cache
+def _loaded(gguf):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(1)
     where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    return [_case(text, tokenizer, model) for text in TEXTS]
+    return AutoTokenizer.from_pretrained(**where), AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
 
 
 def _case(text, tokenizer, model) -> Case:

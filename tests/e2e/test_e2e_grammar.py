@@ -9,6 +9,7 @@ import jsonschema
 import psutil
 import pytest
 from e2e_clients import CHAT, posting, raw, text_of, together, wait_for
+from e2e_reference import PATTERN
 
 SCHEMA = {
     "type": "object",
@@ -93,3 +94,13 @@ def test_a_client_that_leaves_a_constrained_request_costs_nothing(served, traces
     wait_for(lambda: list(traces.events("request.aborted", actors="group-*")), 10, "the request was not aborted")
     (cost,) = traces.events("request.masked", actors="group-*")
     assert re.fullmatch(r"cmpl-.*|chatcmpl-.*", cost["request"])
+
+
+@pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
+def test_greedy_within_a_form_is_what_transformers_says_under_the_same_masks(served, constrained):
+    # A near tie would make this a test of rounding.
+    assert constrained.margin > 1e-3
+    asked = {"prompt": constrained.ids, "max_tokens": 64, "temperature": 0, "guided_regex": PATTERN}
+    for stream in (False, True):
+        (answer,) = together(served, [posting(**asked, stream=stream)], 120)
+        assert text_of(answer) == constrained.said
