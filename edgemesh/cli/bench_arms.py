@@ -30,6 +30,9 @@ Say = Callable[[str], None]
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
+FLUSHED_S: Final = 1.0
+"""Actors write their traces' last lines a few times a second."""
+
 _SHARES: Final = """
 SELECT plane, count(*), avg(step_ns) / 1e6, sum(collective_ns) / greatest(sum(step_ns), 1),
     (SELECT sum(w) / greatest(sum(w) + sum(s), 1) FROM (
@@ -76,7 +79,9 @@ def _arm(spec: Spec, arm: Arm, model: str, directory: Path, say: Say) -> Iterato
             say(f"{arm.name}: {load.name}")
             start = time.time_ns()
             made = _drive(spec, arm, load, launched.url, directory)
-            shares, groups = _traced(launched.traces, start, time.time_ns())
+            end = time.time_ns()
+            time.sleep(FLUSHED_S)
+            shares, groups = _traced(launched.traces, start, end)
             yield Outcome(arm.name, load.name, made.summary, groups, shares)
         launched.stop()
     except LaunchError:
