@@ -152,7 +152,7 @@ def test_an_end_while_starting_leaves_nothing(fresh, number, actors):
 
 
 def test_a_start_that_cannot_be_says_why_and_ends(tmp_path):
-    command = [COMMAND, "start", "--topology", "demo", "--set", "mesh.tp=3", "--set", "mesh.dp=2"]
+    command = [*COMMAND, "start", "--topology", "demo", "--set", "mesh.tp=3", "--set", "mesh.dp=2"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2, result.stdout + result.stderr
     assert "Traceback" not in result.stdout + result.stderr

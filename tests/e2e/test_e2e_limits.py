@@ -115,11 +115,11 @@ def test_a_drain_finishes_what_runs_and_what_waits_and_refuses_what_is_new(fresh
     thread.join(30)
     assert set(late) == {(503, True, "close")}
     assert [len(text_of(answer)) > 1500 for answer in answers] == [True] * 8
+    assert launched.wait(30) == 0, launched.tell("the exit code of a drained mesh is 0")
     for client in idle:
         with pytest.raises(httpx.TransportError):
             client.get("/version")
         client.close()
-    assert launched.wait(30) == 0, launched.tell("the exit code of a drained mesh is 0")
     assert launched.leftovers() == []
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
 
 
 def trace(served, *words):
-    command = [COMMAND, "trace", *words, "--dir", str(served.traces)]
+    command = [*COMMAND, "trace", *words, "--dir", str(served.traces)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
