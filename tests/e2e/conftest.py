@@ -134,12 +134,19 @@ def pytest_runtest_makereport(item, call):
                 item.add_report_section("call", "mesh", value.tell("the mesh of this test"))
 
 
+def _mesh_of(item):
+    return item.callspec.params.get("served", "") if hasattr(item, "callspec") else ""
+
+
 def pytest_collection_modifyitems(items):
-    """Tests that end their mesh come first, then those that share one, mesh by mesh, so that each starts once."""
+    """Tests that end their mesh come first, then those that share one, mesh by mesh, so that each starts once.
+
+    Of those, the ones that compare tokens come first: they need a mesh whose prefix cache has seen nothing.
+    """
     here = Path(__file__).parent
     mine = [item for item in items if here in item.path.parents]
     others = [item for item in items if here not in item.path.parents]
     for item in mine:
         item.add_marker(pytest.mark.e2e)
-    mine.sort(key=lambda item: item.callspec.params.get("served", "") if hasattr(item, "callspec") else "")
+    mine.sort(key=lambda item: (_mesh_of(item), item.path.name != "test_e2e_tokens.py"))
     items[:] = others + mine
