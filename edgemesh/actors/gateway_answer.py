@@ -99,9 +99,7 @@ class Answer:
         events = self._form.events(self._head, include_usage=flight.job.include_usage)
         made = {stream.id: events.chunks(stream.choice.index) for stream in flight.streams}
         await begin_events(send, headers)
-        out = [events.begin(self._usage())]
-        for stream in flight.streams:
-            out += (self._first(stream, made[stream.id]),)
+        out = [events.begin(self._usage()), *(self._first(stream, made[stream.id]) for stream in flight.streams)]
         await self._send(send, self._costed(out))
         while self._open:
             changed = await flight.changed()

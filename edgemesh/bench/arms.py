@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -210,8 +210,3 @@ def _figure(outcome: Outcome, path: str) -> float:
 def _cell(value: float, base: float, *, first: bool) -> str:
     shown = f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
     return shown if first or not base else f"{shown} ({value / base:.2f})"
-
-
-def environment(spec: Spec, own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a mesh's processes."""
-    return dict(own) | spec.environment

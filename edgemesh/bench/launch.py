@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -166,6 +167,18 @@ class Launched:
             if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                 left.append(f"port {self.port}")
         return left
+
+
+@contextmanager
+def serving(topology: str, overrides: Mapping[str, object], deadline_s: float) -> Iterator[Launched]:
+    """A mesh that serves, stopped at the end. Raises ``LaunchError``."""
+    launched = Launched(topology, overrides)
+    try:
+        launched.wait_healthy(deadline_s)
+        yield launched
+        launched.stop()
+    finally:
+        launched.close()
 
 
 def free_port() -> int:

@@ -17,7 +17,7 @@ import duckdb
 import msgspec
 
 from edgemesh.bench import prompts
-from edgemesh.bench.arms import Arm, ArmLoad, Outcome, Share, Spec, environment, overrides_of, tables
+from edgemesh.bench.arms import Arm, ArmLoad, Outcome, Share, Spec, overrides_of, tables
 from edgemesh.bench.client import target
 from edgemesh.bench.launch import Launched, LaunchError
 from edgemesh.bench.load import Load, drive, model_of
@@ -72,7 +72,7 @@ def _arm(spec: Spec, arm: Arm, model: str, directory: Path, say: Say) -> Iterato
     say(f"{arm.name}: starting")
     # A trace must not be rotated away before its shares are read.
     overrides = overrides_of(spec, arm, model) | {"trace.max_bytes": 1 << 30}
-    launched = Launched(arm.topology, overrides, environment=environment(spec, os.environ))
+    launched = Launched(arm.topology, overrides, environment=os.environ | spec.environment)
     try:
         launched.wait_healthy(spec.start_s)
         for load in spec.loads:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from edgemesh.bench import children, peer, processes, prompts
 from edgemesh.bench.client import target
-from edgemesh.bench.launch import Launched
+from edgemesh.bench.launch import Launched, serving
 from edgemesh.bench.load import Load, drive
 from edgemesh.bench.statistics import Summary, summarise
 from edgemesh.cli import bench_gateway
@@ -60,13 +60,8 @@ def mesh(shape: str, *, split: bool, dtype: str = "float32", **more: object) -> 
     """A mesh that serves, stopped at the end."""
     rest = {key.replace("__", "."): value for key, value in more.items()}
     fixed = {"mesh.name": "bench", "mesh.split": split, "model.dtype": dtype, "engine.kv_pages": 1024}
-    launched = Launched("demo", fixed | SHAPES[shape] | rest)
-    try:
-        launched.wait_healthy(START_S)
+    with serving("demo", fixed | SHAPES[shape] | rest, START_S) as launched:
         yield launched
-        launched.stop()
-    finally:
-        launched.close()
 
 
 def load(

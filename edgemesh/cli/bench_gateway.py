@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ import msgspec
 
 from edgemesh.bench import bare, processes, prompts
 from edgemesh.bench.client import target
-from edgemesh.bench.launch import Launched, free_port
+from edgemesh.bench.launch import Launched, free_port, serving
 from edgemesh.bench.load import Load, drive
 from edgemesh.bench.peer import wait_healthy
 from edgemesh.bench.statistics import Summary, summarise
@@ -80,15 +80,8 @@ def measure(rounds: int, say: Callable[[str], None]) -> Iterator[tuple[str, dict
             yield "two gateways", two.figures() | {"busier one's share": max(two.us_per_token) / sum(two.us_per_token)}
 
 
-@contextmanager
-def _mesh(gateways: int) -> Iterator[Launched]:
-    launched = Launched("tp1-cpu", NULL | {"gateway.processes": gateways})
-    try:
-        launched.wait_healthy(START_S)
-        yield launched
-        launched.stop()
-    finally:
-        launched.close()
+def _mesh(gateways: int) -> AbstractContextManager[Launched]:
+    return serving("tp1-cpu", NULL | {"gateway.processes": gateways}, START_S)
 
 
 @contextmanager

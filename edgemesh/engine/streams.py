@@ -115,7 +115,7 @@ class Dealt:
         return self._attn.all_gather(x.index_select(0, mine), [len(each) for each in held])
 
 
-class Reduced:
+class Reduced(Whole):
     """The same by all-reduces alone: each rank of a group holds all the group's rows, and the MLP's rows meet in a sum over all.
 
     It moves 4.25 units where ``Dealt`` moves 2.5 (two groups), and is there to be measured beside it.
@@ -124,21 +124,9 @@ class Reduced:
     def __init__(self, collectives: Collectives, groups: Sequence[int]) -> None:
         self._attn, self._world = collectives.attn, collectives.world
         member = self._world.rank // self._attn.size
-        self.rows = groups[member]
+        super().__init__(self._attn, groups[member])
         self._begin = sum(groups[:member])
         self._total = sum(groups)
-
-    def enter(self, partial: Tensor) -> Tensor:
-        """The sum of the vocabulary's shards."""
-        return self._attn.all_reduce(partial)
-
-    def to_attention(self, x: Tensor) -> Tensor:
-        """All rows of the group are here."""
-        return x
-
-    def from_attention(self, partial: Tensor) -> Tensor:
-        """The sum over heads."""
-        return self._attn.all_reduce(partial)
 
     def to_mlp(self, x: Tensor) -> Tensor:
         """One rank of each group brings the group's rows, all others zeros."""
@@ -150,10 +138,6 @@ class Reduced:
     def from_mlp(self, partial: Tensor) -> Tensor:
         """The group's rows of the sum over the MLP's width."""
         return self._world.all_reduce(partial)[self._begin : self._begin + self.rows]
-
-    def pick(self, x: Tensor, wanted: Sequence[int]) -> Tensor:
-        """All rows of the group are here."""
-        return x if len(wanted) == len(x) else x[list(wanted)]
 
 
 def across(collectives: Collectives, groups: Sequence[int]) -> Stream:
