@@ -180,12 +180,16 @@ class Pages:
             return text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
 
         ids = await self._service.work(1 << 30 if messages else len(prompt or ""), encode)
-        strings = [text.pieces.bytes_of(each).decode(errors="replace") for each in ids]
+        strings = None
+        if request.return_token_strs:
+            strings = await self._service.work(
+                len(ids), lambda: [text.pieces.bytes_of(each).decode(errors="replace") for each in ids]
+            )
         return Tokenized(
             tokens=ids,
             count=len(ids),
             max_model_len=model.limits.context,
-            token_strs=strings if request.return_token_strs else None,
+            token_strs=strings,
         )
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
