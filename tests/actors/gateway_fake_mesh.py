@@ -228,9 +228,7 @@ class FakeMesh:
                 for _, message in port.receive(0):
                     self._hear(port, message)
             while self._commands:
-                to, message = self._commands.pop(0)
-                with contextlib.suppress(LinkError):
-                    self._ports["supervisor-0"].send(LinkKind.COMMAND, message, to)
+                self._order(*self._commands.pop(0))
             while self._later:
                 self._say(*self._later.pop(0))
             self._tick()
@@ -239,7 +237,7 @@ class FakeMesh:
     def _hear(self, port, message):
         match message:
             case Hello():
-                port.send(LinkKind.COMMAND, Begin(0, self.capacity), message.actor)
+                self._order(message.actor, Begin(0, self.capacity))
             case Ready():
                 self.url = message.detail
                 self._readies += 1
@@ -269,7 +267,7 @@ class FakeMesh:
         gateway = f"gateway-{submit.gateway}"
         if script == "reject":
             rejected = Rejected(submit.request, 0, submit.gateway, int(argument), "queue_full", "no room", 7)
-            self._ports["router-0"].send(LinkKind.REJECT, rejected, gateway)
+            self._send("router-0", LinkKind.REJECT, rejected, gateway)
             return
         self._turn += 1
         group = self._turn % 2 if submit.pin is None else submit.pin
@@ -296,9 +294,16 @@ class FakeMesh:
         endless = "<think>" + "so and " * 300
         return [*emitted, *self.tokenizer.encode("yes" if emitted else endless).ids]
 
+    def _order(self, gateway, message):
+        self._send("supervisor-0", LinkKind.COMMAND, message, gateway)
+
     def _say(self, group, gateway, message):
+        self._send(f"group-{group}", LinkKind.EMIT, message, f"gateway-{gateway}")
+
+    def _send(self, actor, kind, message, to):
+        """A gateway that is gone by now is a test's business, or nobody's."""
         with contextlib.suppress(LinkError):
-            self._ports[f"group-{group}"].send(LinkKind.EMIT, message, f"gateway-{gateway}")
+            self._ports[actor].send(kind, message, to)
 
     def _tick(self):
         batches = {}

@@ -8,8 +8,8 @@ from e2e_clients import COMPLETIONS, OPEN, body, wait_for
 
 pytestmark = pytest.mark.parametrize("served", ["null-dp4 split"], indirect=True)
 
-LONG = 4000
-"""Tokens of a prompt of which a group's pages hold one."""
+LONG, SAID = 3100, 2900
+"""Tokens of a prompt, and of an answer to one, of which a group's pages hold one."""
 
 
 def test_the_lower_priority_is_admitted_first(served, traces):
@@ -20,7 +20,7 @@ def test_the_lower_priority_is_admitted_first(served, traces):
                 asked = body(prompt=[token] * LONG, group=0, max_tokens=2, priority=priority)
                 return (await client.post(COMPLETIONS, json=asked)).json()["id"]
 
-            first = body(prompt=[7] * LONG, group=0, max_tokens=2000, stream=True)
+            first = body(prompt=[7] * LONG, group=0, max_tokens=SAID, stream=True)
             async with client.stream("POST", COMPLETIONS, json=first) as answer:
                 lines = answer.aiter_lines()
                 await anext(lines)
