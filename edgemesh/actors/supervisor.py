@@ -181,6 +181,9 @@ class Supervisor:
         log.unlink(missing_ok=True)
         environment = dict(os.environ) | {"PYTHONFAULTHANDLER": "1", RUN_MARK: self._mesh.run_dir}
         environment |= card_environment(self._mesh.topology, actor, self._mps, Path(self._mesh.run_dir), environment)
+        if actor.role is Role.GATEWAY:
+            # Its batches are of one text: nothing for threads of the tokenizer's own, one for each core.
+            environment |= {"TOKENIZERS_PARALLELISM": "false"}
         if actor.role is Role.RANK:
             # Before torch is imported, or its pools are sized for the whole machine in every rank.
             environment |= {"OMP_NUM_THREADS": str(self._mesh.threads)}

@@ -114,14 +114,16 @@ class ModelText:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. Raises ``ApiError`` where the tokenizer cannot read it."""
         try:
-            # Building the list is the only part that holds the interpreter's lock.
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            # Of the tokenizer's calls only those for batches let go of the interpreter's lock while they work.
+            (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except Exception as error:
             raise _unreadable(error) from error
+        return encoded.ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of a whole sequence."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        (text,) = self.tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return text
 
 
 def _template(given: str | list[_NamedTemplate] | None) -> str | None:
