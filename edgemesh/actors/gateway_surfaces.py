@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 from starlette.types import Receive, Scope, Send
 
 from edgemesh.actors.gateway_http import respond
@@ -16,7 +17,7 @@ from edgemesh.api.made import MadeForm, Maker
 from edgemesh.api.messages import MESSAGES, CountTokensRequest, MessagesRequest
 from edgemesh.api.messages_chat import chat_of_messages
 from edgemesh.api.messages_events import MessageMaker
-from edgemesh.api.messages_replies import TokenCount
+from edgemesh.api.messages_replies import OriginalTokens, TokenCount
 from edgemesh.api.responses import RESPONSES, ResponsesRequest
 from edgemesh.api.responses_chat import chat_of_response
 from edgemesh.api.responses_events import ResponseMaker
@@ -48,12 +49,14 @@ class Surfaces:
         with service.visited(scope) as model:
             async with service.bodies.read(scope, receive) as body:
                 asked = request_of(body, CountTokensRequest, MESSAGES)
-                translation = chat_of_messages(asked, thinks=model.text.dialect.thinks)
+                translation = chat_of_messages(asked, model.text.dialect)
                 try:
                     prompt = await service.ask(model, translation.request())
                 except ApiError as error:
                     raise translation.back(error) from error
-        await respond(send, 200, msgspec.json.encode(TokenCount(input_tokens=len(prompt.ids))))
+        count = len(prompt.ids)
+        original = UNSET if asked.context_management is None else OriginalTokens(original_input_tokens=count)
+        await respond(send, 200, msgspec.json.encode(TokenCount(input_tokens=count, context_management=original)))
 
     async def _prepare_response(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = request_of(body, ResponsesRequest, RESPONSES)
@@ -63,8 +66,8 @@ class Surfaces:
 
     async def _prepare_message(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = request_of(body, MessagesRequest, MESSAGES)
-        translation = chat_of_messages(request, thinks=model.text.dialect.thinks)
-        return await self._prepared(model, name, "messages", scope, translation, _message_maker)
+        translation = chat_of_messages(request, model.text.dialect)
+        return await self._prepared(model, name, "messages", scope, translation, partial(_message_maker, request))
 
     async def _prepared(
         self,
@@ -92,5 +95,5 @@ def _response_maker(request: ResponsesRequest, head: Head) -> ResponseMaker:
     )
 
 
-def _message_maker(head: Head) -> MessageMaker:
-    return MessageMaker(head.id, head.model)
+def _message_maker(request: MessagesRequest, head: Head) -> MessageMaker:
+    return MessageMaker(head.id, head.model, managed=request.context_management is not None)

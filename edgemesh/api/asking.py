@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -14,6 +14,9 @@ from edgemesh.api.parser import Parsing
 from edgemesh.api.reasoning import CLOSING, closed, closes, opens
 from edgemesh.api.text import ModelText
 from edgemesh.api.tool_types import NamedTool, Tool
+
+EFFORTS: Final = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}
+"""Tokens of reasoning that an effort is worth to a model whose template knows no efforts; a higher one has no bound."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -44,12 +47,13 @@ def ask(text: ModelText, request: ChatRequest) -> Asked:
         tools=tools,
     )
     thinks = _thinks(dialect, request, rendered)
-    if thinks and request.thinking_token_budget == 0:
+    budget = _budget(text, request)
+    if thinks and budget == 0:
         rendered, thinks = closed(rendered), False
     ids = text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
     if not (tools or thinks):
         return Asked(ids, None)
-    budget = request.thinking_token_budget or 0
+    budget = budget or 0
     parsing = Parsing(
         form=dialect.form or "hermes",
         tools=_callable(request, tools),
@@ -80,6 +84,15 @@ def _thinks(dialect: Dialect, request: ChatRequest, rendered: str) -> bool:
     return opens(rendered) or request.continue_final_message is not True
 
 
+def _budget(text: ModelText, request: ChatRequest) -> int | None:
+    """The most tokens of reasoning: what was asked for, and what the effort is worth; None: any number."""
+    asked, effort, template = request.thinking_token_budget, request.reasoning_effort, text.template
+    worth = EFFORTS.get(effort) if effort is not None else None
+    if worth is None or template is None or template.reads("reasoning_effort"):
+        return asked
+    return worth if asked is None else min(asked, worth)
+
+
 def _kwargs(text: ModelText, request: ChatRequest) -> dict[str, Any] | None:
     """The template's variables, with the effort under the name by which this template knows it."""
     kwargs, effort, template = request.chat_template_kwargs, request.reasoning_effort, text.template
@@ -89,7 +102,9 @@ def _kwargs(text: ModelText, request: ChatRequest) -> dict[str, Any] | None:
         return _joined(kwargs, "reasoning_effort", effort)
     if effort == "none" and template.reads("enable_thinking"):
         return _joined(kwargs, "enable_thinking", value=False)
-    raise _no_effort(thinking=template.reads("enable_thinking"))
+    if effort == "none" or text.dialect.thinks:
+        return kwargs
+    raise _no_effort()
 
 
 def _joined(kwargs: dict[str, Any] | None, name: str, value: object) -> dict[str, Any]:
@@ -99,7 +114,6 @@ def _joined(kwargs: dict[str, Any] | None, name: str, value: object) -> dict[str
     return (kwargs or {}) | {name: value}
 
 
-def _no_effort(*, thinking: bool) -> ApiError:
-    allowed = 'leave it out or give "none"' if thinking else "leave it out"
-    message = f"`reasoning_effort` is not read by this model's chat template; {allowed}"
+def _no_effort() -> ApiError:
+    message = '`reasoning_effort` is for models that reason, and this one does not; leave it out or give "none"'
     return invalid(message, "reasoning_effort", "unsupported_parameter")

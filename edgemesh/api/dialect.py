@@ -42,13 +42,15 @@ class Dialect(msgspec.Struct, frozen=True):
     """One model's ways.
 
     ``form`` is how it calls tools (None: tools are refused); ``native``: its template tells it of them, else the server
-    does, in the first message of a ``system`` role or of the user. ``thinks``: it may begin with reasoning.
+    does, in the first message of a ``system`` role or of the user. ``thinks``: it may begin with reasoning. ``efforts``: how
+    much it thinks can be asked for.
     """
 
     form: ToolForm | None = None
     native: bool = False
     system: bool = True
     thinks: bool = False
+    efforts: bool = False
 
     def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] | None) -> Sequence[ChatMessage]:
         """The conversation as this model's template can show it."""
@@ -69,11 +71,13 @@ def dialect_of(
         return Dialect()
     known = _form(template.source)
     form = (known or "hermes") if tools == "auto" else None if tools == "none" else tools
+    thinks = reasoning == "think" or (reasoning == "auto" and THINK in template.source)
     return Dialect(
         form=form,
         native=form is not None and form == known and _tells(template),
         system=_has_system(template),
-        thinks=reasoning == "think" or (reasoning == "auto" and THINK in template.source),
+        thinks=thinks,
+        efforts=thinks or template.reads("reasoning_effort"),
     )
 
 

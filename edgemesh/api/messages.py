@@ -142,10 +142,26 @@ class SchemaOutput(_Setting, frozen=True):
 
 
 class OutputConfig(_Setting, frozen=True):
-    """The form of the answer's text, and how much to think."""
+    """The form of the answer's text, and how much to think: ``high`` is as good as saying nothing."""
 
     format: SchemaOutput | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class AllTurns(_Setting, frozen=True, tag_field="type", tag="all"):
+    """Those of every turn."""
+
+
+class KeepThinking(_Setting, frozen=True, tag_field="type", tag="clear_thinking_20251015"):
+    """Which turns' thoughts are kept: all, for what a model is shown of them is its chat template's business."""
+
+    keep: Literal["all"] | AllTurns
+
+
+class ContextManagement(_Setting, frozen=True):
+    """What is done about a conversation before the model reads it: nothing may be asked for but to leave it whole."""
+
+    edits: Annotated[list[KeepThinking], Meta(max_length=16)] = []
 
 
 class Caller(_Setting, frozen=True):
@@ -165,6 +181,7 @@ class CountTokensRequest(_Setting, frozen=True, kw_only=True):
     thinking: ThinkingOn | ThinkingFree | ThinkingOff | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
     chat_template_kwargs: Annotated[dict[Label, Any], Meta(max_length=32)] | None = None
 
     speed: Any = None
@@ -193,7 +210,6 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
 
     service_tier: Any = None
     container: Any = None
-    context_management: Any = None
     mcp_servers: Any = None
     inference_geo: Any = None
     diagnostics: Any = None
@@ -210,7 +226,6 @@ MESSAGES_NEUTRAL: Final[dict[str, Neutral]] = {
         **_PLACE,
         "service_tier": (("auto", "standard_only"), '"auto" or "standard_only"'),
         "container": ((), "null"),
-        "context_management": ((), "null"),
         "mcp_servers": (([],), "an empty list"),
         "inference_geo": ((), "null"),
         "diagnostics": ((), "null"),
@@ -226,6 +241,8 @@ ALLOWED_TYPES: Final = {
     "tool_choice": "auto, any, tool and none",
     "thinking": "enabled, adaptive and disabled",
     "output_config.format": "json_schema",
+    "context_management.edits": 'clear_thinking_20251015 with `keep` "all"',
+    "context_management.edits.keep": "all",
 }
 """What the ``type`` inside a parameter may be."""
 

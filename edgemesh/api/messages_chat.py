@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from edgemesh.api.dialect import Dialect
 from edgemesh.api.errors import ApiError, invalid
 from edgemesh.api.messages import (
     AnyChoice,
@@ -65,12 +66,15 @@ _NAMES: Final = renames(
 """What a chat's parameters are called here."""
 
 MAX_USER: Final = 128
+PLAIN_EFFORT: Final = "high"
+"""The effort of a request that names none, so that it asks nothing of a model that knows no efforts."""
+
 FAILED: Final = "Error: "
 """What stands before the text of a tool that failed."""
 
 
-def chat_of_messages(request: CountTokensRequest, *, thinks: bool) -> Translation:
-    """The chat that asks the same of a model that ``thinks`` or does not. Raises ``ApiError``."""
+def chat_of_messages(request: CountTokensRequest, dialect: Dialect) -> Translation:
+    """The chat that asks the same of a model of this dialect. Raises ``ApiError``."""
     chat = {name: value for name in _SHARED if (value := getattr(request, name, None)) is not None}
     places, chat["messages"] = _messages(request)
     if chat["messages"][-1]["role"] == "assistant":
@@ -82,7 +86,7 @@ def chat_of_messages(request: CountTokensRequest, *, thinks: bool) -> Translatio
             chat["stop"] = request.stop_sequences
         if request.metadata is not None and request.metadata.user_id is not None:
             chat["user"] = _label(request.metadata.user_id)
-    chat |= _output(request.output_config) | _thinking(request, thinks=thinks) | _tools(request)
+    chat |= _output(request.output_config, dialect) | _thinking(request, dialect) | _tools(request)
     return Translation(chat, places, _NAMES)
 
 
@@ -167,17 +171,17 @@ def _label(user: str) -> str:
     return user if len(user) <= MAX_USER else sha256(user.encode()).hexdigest()
 
 
-def _output(config: OutputConfig | None) -> dict[str, Any]:
+def _output(config: OutputConfig | None, dialect: Dialect) -> dict[str, Any]:
     chat: dict[str, Any] = {}
     if config is not None and config.format is not None:
         schema = {"name": "output", "schema": config.format.schema, "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
-    if config is not None and config.effort is not None:
+    if config is not None and config.effort is not None and (dialect.efforts or config.effort != PLAIN_EFFORT):
         chat["reasoning_effort"] = config.effort
     return chat
 
 
-def _thinking(request: CountTokensRequest, *, thinks: bool) -> dict[str, Any]:
+def _thinking(request: CountTokensRequest, dialect: Dialect) -> dict[str, Any]:
     chat: dict[str, Any] = {}
     thinking = request.thinking
     if isinstance(thinking, ThinkingOn | ThinkingFree) and thinking.display == "omitted":
@@ -189,7 +193,7 @@ def _thinking(request: CountTokensRequest, *, thinks: bool) -> dict[str, Any]:
                 message = f"`thinking.budget_tokens` is {budget}; it must be less than `max_tokens`, which is {most}"
                 raise invalid(message, "thinking.budget_tokens", "invalid_value")
             chat["thinking_token_budget"] = budget
-        case ThinkingOff() if thinks:
+        case ThinkingOff() if dialect.thinks:
             chat["thinking_token_budget"] = 0
         case _:
             pass

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, assert_never
 
 import msgspec
+from msgspec import UNSET
 
 from edgemesh.api.errors import ApiError
 from edgemesh.api.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from edgemesh.api.messages_replies import (
     AnswerMessage,
+    AppliedEdits,
     SaidBlock,
     SaidBlocks,
     StopReason,
@@ -52,9 +54,13 @@ _DELTAS: Final[dict[type[SaidBlocks], Callable[[str], BlockDeltas]]] = {
 
 
 class MessageMaker:
-    """Makes the events of one message, and at its end ``whole``, the message itself."""
+    """Makes the events of one message, and at its end ``whole``, the message itself.
 
-    def __init__(self, name: str, model: str) -> None:
+    With ``managed`` the request had something to say about its context.
+    """
+
+    def __init__(self, name: str, model: str, *, managed: bool = False) -> None:
+        self._edits = AppliedEdits() if managed else UNSET
         self.whole = AnswerMessage(id=name, model=model, usage=usage_of(usage(0, 0, 0)))
         self._content: list[SaidBlocks] = []
         self._growing: SaidBlocks | None = None
@@ -89,8 +95,10 @@ class MessageMaker:
             usage=usage_of(usage),
             stop_reason=ending.stop_reason,
             stop_sequence=ending.stop_sequence,
+            context_management=self._edits,
         )
-        return _framed(MessageDelta(delta=ending, usage=self.whole.usage)) + _framed(MessageStop())
+        last = MessageDelta(delta=ending, usage=self.whole.usage, context_management=self._edits)
+        return _framed(last) + _framed(MessageStop())
 
     def fail(self, error: ApiError) -> bytes:
         """The error that ends a stream."""

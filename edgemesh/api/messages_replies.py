@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from edgemesh.api.errors import ApiError
 from edgemesh.api.replies import Reply, Usage
@@ -45,6 +46,12 @@ class MessageUsage(Reply, frozen=True):
     cache_creation_input_tokens: Literal[0] = 0
 
 
+class AppliedEdits(Reply, frozen=True):
+    """What was done about the conversation before the model read it: nothing."""
+
+    applied_edits: tuple[()] = ()
+
+
 class AnswerMessage(Reply, frozen=True):
     """The answer, as far as it has come."""
 
@@ -54,14 +61,25 @@ class AnswerMessage(Reply, frozen=True):
     content: tuple[SaidBlocks, ...] = ()
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
+    context_management: AppliedEdits | UnsetType = UNSET
+    """There if the request had it."""
+
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
+
+
+class OriginalTokens(Reply, frozen=True):
+    """The count before anything was done about the conversation."""
+
+    original_input_tokens: int
 
 
 class TokenCount(Reply, frozen=True):
     """The answer of ``/v1/messages/count_tokens``."""
 
     input_tokens: int
+    context_management: OriginalTokens | UnsetType = UNSET
+    """There if the request had it."""
 
 
 def usage_of(usage: Usage) -> MessageUsage:

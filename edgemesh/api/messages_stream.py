@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from edgemesh.api.messages_replies import AnswerMessage, MessageError, MessageUsage, SaidBlocks, StopReason
+from msgspec import UNSET, UnsetType
+
+from edgemesh.api.messages_replies import (
+    AnswerMessage,
+    AppliedEdits,
+    MessageError,
+    MessageUsage,
+    SaidBlocks,
+    StopReason,
+)
 from edgemesh.api.replies import Reply
 
 
@@ -69,6 +78,7 @@ class MessageDelta(Reply, frozen=True, tag_field="type", tag="message_delta"):
 
     delta: MessageEnding
     usage: MessageUsage
+    context_management: AppliedEdits | UnsetType = UNSET
 
 
 class MessageStop(Reply, frozen=True, tag_field="type", tag="message_stop"):

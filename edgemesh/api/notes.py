@@ -48,7 +48,7 @@ NOTES: Final[dict[str, str]] = {
     "tools": "Functions that the model may call, told to it by its chat template, or in the system prompt where that knows none. `strict` keeps a call to its schema.",
     "tool_choice": "`auto` (the default), `none`, `required`, or one by its name; a call that must come keeps to the tool's schema.",
     "parallel_tool_calls": "false: the choice ends behind its first call.",
-    "reasoning_effort": "For chat templates that read it; `none` also for those that read `enable_thinking`. Refused by any other.",
+    "reasoning_effort": "Given to a template that reads it; else it bounds reasoning: `none` 0, `minimal` 512, `low` 2048, `medium` 8192 tokens. Without reasoning only `none`.",
     "include_reasoning": "false: the answer holds no `reasoning_content`; the model thinks all the same.",
     "thinking_token_budget": "After so many tokens of reasoning its closing tag is put behind them, and the answer follows; 0: no reasoning.",
     "response_format": "The output is any JSON object, or JSON that satisfies a schema, which is enforced whatever `strict` says.",

@@ -183,6 +183,17 @@ def test_the_tokens_of_a_message_are_counted_as_it_would_be_asked(claude):
     assert counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
 
 
+def test_a_conversation_that_is_to_stay_whole_does(http):
+    management = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    asked = message(context_management=management, output_config={"effort": "medium"})
+    answer = http.post("/v1/messages", json=asked).json()
+    assert answer["context_management"] == {"applied_edits": []}
+    del asked["max_tokens"]
+    count = http.post("/v1/messages/count_tokens", json=asked).json()
+    assert count["context_management"] == {"original_input_tokens": count["input_tokens"]}
+    assert "context_management" not in http.post("/v1/messages", json=message()).json()
+
+
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [

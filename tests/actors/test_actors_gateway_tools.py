@@ -1,7 +1,5 @@
 """Calls of tools and reasoning through the real gateway: a scripted mesh says what the user quotes."""
 
-import json
-
 import httpx
 import pytest
 from gateway_fake_mesh import FakeMesh
@@ -171,11 +169,12 @@ def test_tokenize_shows_what_tools_cost(mesh):
     assert counts[1] > counts[0] + 50
 
 
-def test_the_effort_is_refused_where_the_template_knows_none(mesh):
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "q"}], "reasoning_effort": "low"}
-    answer = httpx.post(f"{mesh.url}/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert json.loads(answer.content)["error"]["param"] == "reasoning_effort"
+def test_an_effort_ends_the_reasoning_as_a_budget_does(client, mesh):
+    wanted = asked("", session="think", reasoning_effort="minimal")
+    content, _, _, reason, usage = both(client, wanted)
+    closing = mesh.tokenizer.encode("\n</think>\n\n").ids
+    assert (content, reason) == ("yes", "stop")
+    assert usage.completion_tokens_details.reasoning_tokens == 512 + len(closing)
 
 
 def test_calls_that_must_come_have_a_grammar(client, mesh):

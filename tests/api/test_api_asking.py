@@ -114,7 +114,6 @@ def test_a_budget_comes_with_the_tokens_that_end_the_reasoning(qwen3):
     [
         (NONE, {"thinking_token_budget": 5}, "thinking_token_budget"),
         (NONE, {"reasoning_effort": "low"}, "reasoning_effort"),
-        (NONE, {"reasoning_effort": "none"}, "reasoning_effort"),
         (NONE + "{{ enable_thinking }}", {"reasoning_effort": "low"}, "reasoning_effort"),
         (EFFORT, {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "reasoning_effort"),
     ],
@@ -124,6 +123,29 @@ def test_what_this_model_cannot_do_is_refused_by_name(source, fields, param):
         ask(with_template(source), request(**fields))
     assert (caught.value.status, caught.value.detail.param) == (400, param)
     assert param in caught.value.detail.message
+
+
+@pytest.mark.parametrize(
+    ("effort", "asked_for", "budget"),
+    [
+        ("minimal", {}, 512),
+        ("low", {}, 2048),
+        ("medium", {}, 8192),
+        ("high", {}, 0),
+        ("max", {}, 0),
+        ("low", {"thinking_token_budget": 9}, 9),
+        ("low", {"thinking_token_budget": 9999}, 2048),
+        ("high", {"thinking_token_budget": 9999}, 9999),
+    ],
+)
+def test_an_effort_bounds_the_reasoning_where_the_template_knows_none(qwen3, effort, asked_for, budget):
+    assert asked(qwen3, reasoning_effort=effort, **asked_for)[1].budget == budget
+    assert asked(with_template(OPENS), reasoning_effort=effort, **asked_for)[1].budget == budget
+
+
+def test_no_effort_at_all_is_what_a_model_without_reasoning_makes():
+    assert asked(with_template(NONE), reasoning_effort="none") == ("q", None)
+    assert asked(with_template(OPENS), reasoning_effort="none") == ("q<think>\n\n</think>\n\n", None)
 
 
 def test_the_effort_reaches_a_template_that_reads_it():

@@ -76,7 +76,7 @@ def qwen3():
 
 
 def test_qwen3_tells_of_tools_and_thinks(qwen3):
-    assert qwen3[0].dialect == Dialect(form="hermes", native=True, system=True, thinks=True)
+    assert qwen3[0].dialect == Dialect(form="hermes", native=True, system=True, thinks=True, efforts=True)
 
 
 TEXTS = st.text("ab <>\"'é\n{}\\", max_size=12)

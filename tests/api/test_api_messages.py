@@ -6,11 +6,13 @@ import typing
 import msgspec
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent, message_count_tokens_params, message_create_params
+from anthropic.types.beta import BetaMessage
 from api_surfaces import events_of, said, uncut
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from edgemesh.api.dialect import Dialect
 from edgemesh.api.errors import ApiError, from_mesh, invalid, model_not_found, too_busy, unauthorised
 from edgemesh.api.events import CallArguments, CallBegin, CallEnd, Content, Reasoning
 from edgemesh.api.messages import MESSAGES, MESSAGES_NEUTRAL, CountTokensRequest, MessagesRequest
@@ -25,6 +27,8 @@ USAGE = usage(5, 7, 3)
 EVENT = TypeAdapter(RawMessageStreamEvent)
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 CACHED = {"cache_control": {"type": "ephemeral"}}
+THINKS = Dialect(thinks=True, efforts=True)
+KEPT = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 
 
@@ -36,7 +40,7 @@ def asked(kind=MessagesRequest, **fields):
 
 
 def chat(*, thinks=True, **fields):
-    return chat_of_messages(asked(**fields), thinks=thinks).chat
+    return chat_of_messages(asked(**fields), Dialect(thinks=thinks, efforts=thinks)).chat
 
 
 def turns(*messages, **fields):
@@ -298,14 +302,34 @@ def test_thinking_and_the_form_of_the_text_are_a_chats():
     assert found["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
+def test_a_high_effort_is_what_no_effort_is():
+    high = {"output_config": {"effort": "high"}}
+    assert chat(**high)["reasoning_effort"] == "high"
+    assert chat(**high, thinks=False) == chat(thinks=False)
+    assert chat(output_config={"effort": "low"}, thinks=False)["reasoning_effort"] == "low"
+
+
+@pytest.mark.parametrize("keep", ["all", {"type": "all"}])
+def test_a_conversation_may_be_left_whole(keep):
+    kept = {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}
+    for management in (kept, {"edits": []}, {}, None):
+        assert chat(context_management=management) == chat()
+    made = MessageMaker("msg_1", "m", managed=True)
+    stream = made.begin(USAGE) + made.last(Ending("stop")) + made.end(USAGE)
+    *_, delta, _ = events_of(stream)
+    assert delta["context_management"] == {"applied_edits": []}
+    body = json.loads(msgspec.json.encode(made.whole))
+    assert BetaMessage.model_validate(body).context_management.applied_edits == []
+
+
 def test_a_count_asks_for_the_same_prompt():
     fields = {"system": "a", "tools": [TOOL], "thinking": {"type": "enabled", "budget_tokens": 8}}
-    counted = chat_of_messages(asked(CountTokensRequest, **fields), thinks=True).chat
+    counted = chat_of_messages(asked(CountTokensRequest, **fields), THINKS).chat
     assert counted == {name: value for name, value in chat(**fields).items() if name != "max_completion_tokens"}
 
 
 def test_what_a_chat_refuses_is_named_as_it_was_asked():
-    translation = chat_of_messages(asked(messages=[user(result("c9", "x"))], system="s"), thinks=False)
+    translation = chat_of_messages(asked(messages=[user(result("c9", "x"))], system="s"), Dialect())
     for param, named in {
         "messages[1].tool_call_id": "messages[0].content[0].tool_use_id",
         "messages[0].content": "system.content",
@@ -358,6 +382,15 @@ def test_what_a_chat_refuses_is_named_as_it_was_asked():
         ({"cache_control": {"type": "forever"}}, "cache_control.type"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"metadata": {"name": "x"}}, "metadata.name"),
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0].type"),
+        (
+            {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
+            "context_management.edits[0].keep",
+        ),
+        (
+            {"context_management": {"edits": [KEPT["edits"][0] | {"keep": {"type": "thinking_turns", "value": 2}}]}},
+            "context_management.edits[0].keep.type",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(fields, param):
