@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
+from itertools import chain
+from typing import Final, TypeVar, cast
 
 import anyio.to_thread
 import msgspec
@@ -16,7 +19,7 @@ from edgemesh.api.events import Content, Event
 from edgemesh.api.extras import ranked, with_prompt, with_token_ids, with_usage
 from edgemesh.api.forms import Form, Part
 from edgemesh.api.prompt_scores import PromptScores, ScoredForm, Shown
-from edgemesh.api.replies import Usage, usage
+from edgemesh.api.replies import CompletionLogprobs, Usage, usage
 from edgemesh.api.sse import Chunks, Ending, Events, Head
 from edgemesh.api.telling import Telling
 from edgemesh.runtime.clock import monotonic_ns
@@ -26,7 +29,13 @@ from edgemesh.wire.messages import Logprob
 REASONS: Final = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 INLINE_SCORES: Final = 4096
-"""More log-probabilities than this are put into words in a worker thread: they would hold up every other answer."""
+"""More log-probabilities (or tokens) than this are put into words in a worker thread: they would hold up every other answer."""
+
+TURN_NS: Final = 4_000_000
+"""After so long with the choices of one answer, all others have their turn."""
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
 
 
 class Answer:
@@ -44,6 +53,12 @@ class Answer:
 
         self._shown: dict[int, Shown] = {}
         """What is shown of each prompt's log-probabilities, once all of them are here."""
+
+        self._echoed: dict[int, msgspec.Raw] = {}
+        """The columns of each echo as JSON, where they are streamed."""
+
+        self._ids: dict[int, msgspec.Raw] = {}
+        """The tokens of each prompt as JSON, where they are shown."""
 
         self._unopened = {stream.id: stream for stream in flight.streams if flight.job.extras.echo_logprobs >= 0}
         """Streams whose echo waits for those."""
@@ -75,8 +90,21 @@ class Answer:
                 more, shown = self._advance(stream)
                 told[stream.id] += more
                 entries[stream.id] += shown
+                if (now := monotonic_ns()) - start > TURN_NS:
+                    self.work_ns += now - start
+                    await asyncio.sleep(0)
+                    start = monotonic_ns()
             self.work_ns += monotonic_ns() - start
         await self._show(flight.streams)
+        size = sum(scores.size for stream in flight.streams if (scores := stream.scores) is not None)
+        for stream in flight.streams:
+            size += len(stream.tokens) * (2 + stream.choice.sampling.logprobs)
+            size += stream.prompt_tokens if extras.token_ids else 0
+        return await _worked(size, partial(self._reply, told, entries))
+
+    def _reply(self, told: dict[str, list[Event]], entries: dict[str, list[Logprob]]) -> bytes:
+        """The whole answer of streams that have ended."""
+        flight, extras = self._flight, self._flight.job.extras
         parts = [
             Part(
                 index=stream.choice.index,
@@ -84,7 +112,7 @@ class Answer:
                 ending=self.endings[stream.id],
                 logprobs=None if stream.choice.sampling.logprobs < 0 else entries[stream.id],
                 token_ids=stream.tokens[: stream.text.tokens].tolist() if extras.token_ids else None,
-                prompt_token_ids=flight.job.prompts[stream.choice.prompt].tolist() if extras.token_ids else None,
+                prompt_token_ids=self._prompt_ids(stream.choice.prompt) if extras.token_ids else None,
                 prompt=self._shown.get(stream.choice.prompt, Shown()),
                 offset=len(self._form.opening(stream.choice.prompt)),
             )
@@ -93,13 +121,20 @@ class Answer:
         parts = ranked(parts, [stream.choice.prompt for stream in flight.streams], extras)
         return self._form.reply(self._head, parts, self._usage())
 
+    def _prompt_ids(self, prompt: int) -> msgspec.Raw:
+        ids = self._ids.get(prompt)
+        if ids is None:
+            ids = self._ids[prompt] = msgspec.Raw(_encode(self._flight.job.prompts[prompt].tolist()))
+        return ids
+
     async def events(self, send: Send, headers: tuple[bytes, ...]) -> ApiError | None:
         """Send everything as events; a failure is the last of them, and returned. Raises ``ClientGoneError``."""
         flight = self._flight
         events = self._form.events(self._head, include_usage=flight.job.include_usage)
         made = {stream.id: events.chunks(stream.choice.index) for stream in flight.streams}
         await begin_events(send, headers)
-        out = [events.begin(self._usage()), *(self._first(stream, made[stream.id]) for stream in flight.streams)]
+        firsts = (self._first(stream, made[stream.id]) for stream in flight.streams)
+        out = await self._made(send, chain((events.begin(self._usage()),), firsts))
         await self._send(send, self._costed(out))
         while self._open:
             changed = await flight.changed()
@@ -109,11 +144,10 @@ class Answer:
                 await self._show(changed)
                 # A choice whose echo has waited has changed, too.
                 changed += [stream for stream in self._unopened.values() if stream not in changed]
-            start = monotonic_ns()
-            out = [self._more(stream, made[stream.id]) for stream in changed if stream.id not in self.endings]
+            told = (self._more(stream, made[stream.id]) for stream in changed if stream.id not in self.endings)
+            out = await self._made(send, told)
             failure = next((stream.failure for stream in changed if stream.failure is not None), None)
             out = [*self._costed(out), self._closing(events, failure)]
-            self.work_ns += monotonic_ns() - start
             await self._send(send, out, more=bool(self._open) and failure is None)
             if failure is not None:
                 return failure
@@ -121,13 +155,30 @@ class Answer:
                 self._streams.credit(stream)
         return None
 
+    async def _made(self, send: Send, events: Iterable[bytes]) -> list[bytes]:
+        """Make events; where that takes long they are sent as they come, and others have their turn meanwhile.
+
+        Gives back those that are not sent.
+        """
+        out: list[bytes] = []
+        start = monotonic_ns()
+        for event in events:
+            out.append(event)
+            if (now := monotonic_ns()) - start > TURN_NS:
+                self.work_ns += now - start
+                await self._send(send, self._costed(out))
+                await asyncio.sleep(0)
+                out, start = [], monotonic_ns()
+        self.work_ns += monotonic_ns() - start
+        return out
+
     def _first(self, stream: Stream, chunks: Chunks) -> bytes:
         """A choice's events before any text of its own."""
         first, job = chunks.first(), self._flight.job
         if job.extras.token_ids:
             first = with_prompt(
                 first or chunks.text(""),
-                job.prompts[stream.choice.prompt].tolist(),
+                bytes(self._prompt_ids(stream.choice.prompt)),
                 chat=self._head.object == "chat.completion.chunk",
             )
         opening = self._form.opening(stream.choice.prompt)
@@ -141,10 +192,16 @@ class Answer:
                 self._shown[prompt] = await self._words(prompt, scores)
 
     async def _words(self, prompt: int, scores: PromptScores) -> Shown:
-        extras, form = self._flight.job.extras, self._form
+        job, form = self._flight.job, self._form
         assert isinstance(form, ScoredForm), f"{type(form).__name__} shows no log-probabilities of prompts"
-        call = partial(form.shown, prompt, scores, extras.prompt_logprobs, extras.echo_logprobs)
-        return call() if scores.size <= INLINE_SCORES else await anyio.to_thread.run_sync(call)
+
+        def shown() -> Shown:
+            found = form.shown(prompt, scores, job.extras.prompt_logprobs, job.extras.echo_logprobs)
+            if job.stream:
+                self._echoed[prompt] = msgspec.Raw(_encode(found.echoed))
+            return found
+
+        return await _worked(scores.size, shown)
 
     def _more(self, stream: Stream, chunks: Chunks) -> bytes:
         """The events of a stream's new text, and of its end."""
@@ -154,7 +211,8 @@ class Answer:
         if prompt not in self._shown:
             return b""
         del self._unopened[stream.id]
-        return chunks.text(self._form.opening(prompt), self._shown[prompt].echoed) + self._own(stream, chunks)
+        echoed = cast("CompletionLogprobs", self._echoed[prompt])
+        return chunks.text(self._form.opening(prompt), echoed) + self._own(stream, chunks)
 
     def _own(self, stream: Stream, chunks: Chunks) -> bytes:
         """The events of new text, after the echo if there is one."""
@@ -259,6 +317,11 @@ class Answer:
         cached = sum(s.cached_tokens for s in self._flight.streams if not s.choice.sampling.choice)
         thought = sum(s.telling.reasoning_tokens for s in self._flight.streams if s.telling is not None)
         return usage(self._flight.job.prompt_tokens, drawn, cached, thought)
+
+
+async def _worked(size: int, call: Callable[[], T]) -> T:
+    """Run ``call`` here if it puts little into words, else in a worker thread."""
+    return call() if size <= INLINE_SCORES else await anyio.to_thread.run_sync(call)
 
 
 def _said(text: str) -> list[Event]:

@@ -16,6 +16,9 @@ TOGETHER: Final = 16
 
 JSON: Final = b"application/json"
 
+PIECE: Final = 1 << 18
+"""Bytes of an answer that are sent in one go: others have their turn before the next ones."""
+
 ErrorForm = Callable[[ApiError], bytes]
 """Makes an error's body."""
 
@@ -124,7 +127,11 @@ async def respond(send: Send, status: int, body: bytes, kind: bytes = JSON, head
     pairs = list(zip(headers[::2], headers[1::2], strict=True))
     pairs += [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
+    for at in range(0, len(body) - PIECE, PIECE):
+        await send({"type": "http.response.body", "body": body[at : at + PIECE], "more_body": True})
+        await asyncio.sleep(0)
+    rest = max(0, len(body) - 1) // PIECE * PIECE
+    await send({"type": "http.response.body", "body": body[rest:]})
 
 
 async def refuse(send: Send, error: ApiError, form: ErrorForm = openai_body, headers: tuple[bytes, ...] = ()) -> None:

@@ -101,9 +101,9 @@ def with_token_ids(events: bytes, tokens: Sequence[int]) -> bytes:
     return _into_choice(events, b',"token_ids":' + _encode(list(tokens)))
 
 
-def with_prompt(first: bytes, tokens: Sequence[int], *, chat: bool) -> bytes:
-    """A first event holds the prompt's tokens: in a chat beside the choices, in a completion within the choice."""
-    added = b',"prompt_token_ids":' + _encode(list(tokens))
+def with_prompt(first: bytes, tokens: bytes, *, chat: bool) -> bytes:
+    """A first event holds the prompt's ``tokens``, a JSON array: in a chat beside the choices, in a completion within the choice."""
+    added = b',"prompt_token_ids":' + tokens
     return first.removesuffix(b"}\n\n") + added + b"}\n\n" if chat else _into_choice(first, added)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -35,7 +35,9 @@ class Part(msgspec.Struct, frozen=True):
     ending: Ending
     logprobs: Sequence[Logprob] | None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw | None = None
+    """As JSON already: the choices of a prompt share it."""
+
     prompt: Shown = Shown()
     """What is shown of its prompt's log-probabilities."""
 
@@ -54,6 +56,11 @@ T = TypeVar("T")
 def _set(value: T | None) -> T | UnsetType:
     """A field that is left out of the answer where there is nothing to say."""
     return UNSET if value is None else value
+
+
+def _ids(part: Part) -> list[int] | UnsetType:
+    """Its prompt's tokens, which are JSON already."""
+    return cast("list[int] | UnsetType", _set(part.prompt_token_ids))
 
 
 class Form(Protocol):
@@ -141,7 +148,7 @@ class ChatForm:
             system_fingerprint=head.system_fingerprint,
             service_tier=head.service_tier,
             metadata=_set(self._metadata),
-            prompt_token_ids=_set(parts[0].prompt_token_ids),
+            prompt_token_ids=_ids(parts[0]),
             prompt_logprobs=_set(parts[0].prompt.table),
         )
         return msgspec.json.encode(answer)
@@ -188,7 +195,7 @@ class CompletionForm:
                 finish_reason=part.ending.reason,
                 stop_reason=part.ending.stop_reason,
                 token_ids=_set(part.token_ids),
-                prompt_token_ids=_set(part.prompt_token_ids),
+                prompt_token_ids=_ids(part),
                 prompt_logprobs=_set(part.prompt.table),
             )
             for part in parts
