@@ -190,10 +190,19 @@ class Service:
         return outer, job, ChatForm(_pieces(model.text, request), metadata=request.metadata, opening=opening)
 
     async def conversation(
-        self, model: Model, name: str, endpoint: str, scope: Scope, request: ChatRequest
+        self,
+        model: Model,
+        name: str,
+        endpoint: str,
+        scope: Scope,
+        request: ChatRequest,
+        client: dict[str, str] | None = None,
     ) -> tuple[str, Job]:
-        """The client's own name of a chat, and its job, whichever endpoint it came by. Raises ``ApiError``."""
-        outer = self._received(name, endpoint, scope, request)
+        """The client's own name of a chat, and its job, whichever endpoint it came by. Raises ``ApiError``.
+
+        ``client`` is what the client says of itself.
+        """
+        outer = self._received(name, endpoint, scope, request, client)
         start = monotonic_ns()
         asked = await self.ask(model, request)
         self._tokenised(name, len(asked.ids), start)
@@ -291,11 +300,15 @@ class Service:
         error = timed_out(f"the request was not complete after {self._timeout_s:g} s, the most that this server allows")
         return asyncio.get_running_loop().call_later(max(0.0, left), self.streams.expire, flight, error)
 
-    def _received(self, name: str, endpoint: str, scope: Scope, request: Request) -> str:
+    def _received(
+        self, name: str, endpoint: str, scope: Scope, request: Request, client: dict[str, str] | None = None
+    ) -> str:
         outer = external_id(scope, request.request_id)
         extra: dict[str, object] = {"external": outer} if outer else {}
         if isinstance(request, ChatRequest) and request.metadata:
             extra["metadata"] = request.metadata
+        if client:
+            extra["client"] = client
         stream = bool(request.stream)
         self.port.trace.event("request.received", request=name, endpoint=endpoint, stream=stream, **extra)
         return outer

@@ -22,6 +22,7 @@ from edgemesh.api.responses import RESPONSES, ResponsesRequest
 from edgemesh.api.responses_chat import chat_of_response
 from edgemesh.api.responses_events import ResponseMaker
 from edgemesh.api.responses_replies import begun
+from edgemesh.api.responses_toolbox import Toolbox
 from edgemesh.api.sse import Head
 from edgemesh.api.translation import Translation, request_of
 from edgemesh.runtime.clock import wall_ns
@@ -60,9 +61,10 @@ class Surfaces:
 
     async def _prepare_response(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = request_of(body, ResponsesRequest, RESPONSES)
-        return await self._prepared(
-            model, name, "responses", scope, chat_of_response(request), partial(_response_maker, request)
-        )
+        box = Toolbox(request.tools or ())
+        make = partial(_response_maker, request, box)
+        translation = chat_of_response(request, box)
+        return await self._prepared(model, name, "responses", scope, translation, make, request.client_metadata)
 
     async def _prepare_message(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
         request = request_of(body, MessagesRequest, MESSAGES)
@@ -77,20 +79,25 @@ class Surfaces:
         scope: Scope,
         translation: Translation,
         make: Callable[[Head], Maker],
+        client: dict[str, str] | None = None,
     ) -> Prepared:
         try:
             chat = translation.request()
-            outer, job = await self._service.conversation(model, name, endpoint, scope, chat)
+            outer, job = await self._service.conversation(model, name, endpoint, scope, chat, client)
         except ApiError as error:
             raise translation.back(error) from error
+        trials = tuple((translation.name(param), source) for param, source in job.trials)
+        job = msgspec.structs.replace(job, grammar_of=translation.name(job.grammar_of), trials=trials)
         return outer, job, MadeForm(make)
 
 
-def _response_maker(request: ResponsesRequest, head: Head) -> ResponseMaker:
+def _response_maker(request: ResponsesRequest, box: Toolbox, head: Head) -> ResponseMaker:
     reasoning = request.reasoning
     return ResponseMaker(
         begun(request, head.id, head.created, head.model),
         lambda: wall_ns() // SECOND,
+        box=box,
+        seal=bool(request.include),
         summarise=reasoning is not None and reasoning.summary is not None,
     )
 

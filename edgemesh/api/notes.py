@@ -69,3 +69,22 @@ NOTES: Final[dict[str, str]] = {
     "metadata": "In traces, and again in an answer that is not streamed.",
     "service_tier": "The answer says `default`.",
 }
+
+SURFACE_NOTES: Final[dict[str, dict[str, str]]] = {
+    "/v1/responses": {
+        "input": "The conversation. What a model thought is read back from `encrypted_content`, `content` or `summary`, in this order.",
+        "tools": "Functions; custom tools, called with a text, which a `regex` of `format` is enforced on; and namespaces of both.",
+        "reasoning": "`effort` is a chat's `reasoning_effort`; with `summary`, what the model thinks comes as one, and is all of it.",
+        "include": "What the model thought comes as `encrypted_content`, too: text in base64 that the next `input` may hold.",
+        "client_metadata": "In traces.",
+    },
+    "/v1/messages": {
+        "tools": "Tools that the client runs, each told to the model; `strict` keeps a call to its schema.",
+        "thinking": "`budget_tokens` ends the reasoning; `disabled` begins the answer behind it; `display` may leave it out of the answer.",
+        "output_config": "`format` is enforced. `effort` is a chat's `reasoning_effort`; `high` is as good as none.",
+        "cache_control": "What it asks for is done anyway: a prompt's known beginning is not computed again.",
+        "metadata": "`user_id` is a chat's `user`.",
+        "context_management": "No edit but one that keeps all thoughts; the answer says that nothing was done.",
+    },
+}
+"""What parameters of the other APIs do, where a chat's of that name are not the same."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from edgemesh.api.neutral import EVERY_NEUTRAL
-from edgemesh.api.notes import NOTES
+from edgemesh.api.notes import NOTES, SURFACE_NOTES
 from edgemesh.api.openai import ChatRequest, CompletionRequest
 from edgemesh.api.reasons import WHY
 from edgemesh.api.routes import ROUTES
@@ -69,10 +69,12 @@ def table() -> str:
     parts += ["\n## Known, and refused with any other value\n", _head("parameter", "of", "allowed", "why"), *refused]
     for route in ROUTES:
         if route.body not in {None, ChatRequest, CompletionRequest}:
+            own = SURFACE_NOTES.get(route.path.removesuffix("/count_tokens"), {})
             parts += [f"\n## {route.path}\n", _head("parameter", "values", "effect, or why others are refused")]
             for each in parameters(route.body):
                 same = each in {chat.get(each.name), completions.get(each.name)}
-                parts.append(_row(each.name, each.values, each.refused or (NOTES.get(each.name, "") if same else "")))
+                effect = own.get(each.name) or (NOTES.get(each.name, "") if same else "")
+                parts.append(_row(each.name, each.values, each.refused or effect))
     return "\n".join(parts) + "\n"
 
 

@@ -43,7 +43,6 @@ WHY: Final[dict[str, str]] = {
     "background_options": "an answer comes by the connection that asked for it",
     "previous_response_id": "no answer is kept; send the whole conversation in `input`",
     "conversation": "no conversation is kept; send all of it in `input`",
-    "include": "an answer holds all that there is",
     "truncation": "a prompt that does not fit is refused, not shortened",
     "top_logprobs": "`/v1/chat/completions` gives log-probabilities",
     "max_tool_calls": "it counts calls of tools that a server runs, and this one runs none",

@@ -11,8 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from edgemesh.api.openai import AnyInteger, Label, Length, Metadata, Neutral
+from edgemesh.api.responses_tools import AllowedTools, CustomChoice, FunctionChoice, ResponseTool, Setting
 from edgemesh.api.tool_types import MAX_TOOLS, CallId, FunctionName
 from edgemesh.api.translation import Kind
+
+ClientMetadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)
+]
+"""What a client says of itself, for the traces."""
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=128)]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -36,25 +42,21 @@ class OutputText(_Part, frozen=True, tag="output_text"):
     logprobs: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
-class _Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A parameter of several fields."""
-
-
-class ResultText(_Setting, frozen=True):
+class ResultText(Setting, frozen=True):
     """A text that a function returned."""
 
     type: Literal["input_text"]
     text: str
 
 
-class ReasoningText(_Setting, frozen=True):
+class ReasoningText(Setting, frozen=True):
     """What a model thought."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class SummaryText(_Setting, frozen=True):
+class SummaryText(Setting, frozen=True):
     """What a model thought, as its summary."""
 
     type: Literal["summary_text"]
@@ -76,6 +78,18 @@ class CallItem(_Part, frozen=True, tag="function_call"):
     name: FunctionName
     arguments: Annotated[str, Meta(max_length=1 << 24)]
     call_id: CallId
+    namespace: FunctionName | None = None
+    id: ItemId | None = None
+    status: Status | None = None
+
+
+class CustomCallItem(_Part, frozen=True, tag="custom_tool_call"):
+    """A custom tool that the model called."""
+
+    name: FunctionName
+    input: Annotated[str, Meta(max_length=1 << 24)]
+    call_id: CallId
+    namespace: FunctionName | None = None
     id: ItemId | None = None
     status: Status | None = None
 
@@ -89,58 +103,32 @@ class OutputItem(_Part, frozen=True, tag="function_call_output"):
     status: Status | None = None
 
 
+class CustomOutputItem(OutputItem, frozen=True, tag="custom_tool_call_output"):
+    """What a called custom tool returned."""
+
+
 class ReasoningItem(_Part, frozen=True, tag="reasoning"):
-    """What the model thought before it answered: as a text, or as its summary."""
+    """What the model thought before it answered: sealed by this server, as a text, or as its summary."""
 
     id: ItemId | None = None
     summary: Annotated[list[SummaryText], Meta(max_length=1024)] = []
     content: Annotated[list[ReasoningText], Meta(max_length=1024)] | None = None
     status: Status | None = None
-    encrypted_content: None = None
+    encrypted_content: Annotated[str, Meta(max_length=1 << 24)] | None = None
 
 
-Item = MessageItem | CallItem | OutputItem | ReasoningItem
+Item = MessageItem | CallItem | OutputItem | CustomCallItem | CustomOutputItem | ReasoningItem
 
 
-class FunctionTool(_Setting, frozen=True):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-    name: FunctionName
-    description: Annotated[str, Meta(max_length=1 << 16)] | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class FunctionChoice(_Setting, frozen=True, tag_field="type", tag="function"):
-    """The function that must be called."""
-
-    name: FunctionName
-
-
-class AllowedTool(_Setting, frozen=True):
-    """A function among those that may be called."""
-
-    type: Literal["function"]
-    name: FunctionName
-
-
-class AllowedTools(_Setting, frozen=True, tag_field="type", tag="allowed_tools"):
-    """The functions of ``tools`` that may (auto) or of which one must (required) be called."""
-
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
-
-
-class PlainFormat(_Setting, frozen=True, omit_defaults=True, tag_field="type", tag="text"):
+class PlainFormat(Setting, frozen=True, omit_defaults=True, tag_field="type", tag="text"):
     """Any text."""
 
 
-class ObjectFormat(_Setting, frozen=True, tag_field="type", tag="json_object"):
+class ObjectFormat(Setting, frozen=True, tag_field="type", tag="json_object"):
     """Any JSON object."""
 
 
-class SchemaFormat(_Setting, frozen=True, tag_field="type", tag="json_schema"):
+class SchemaFormat(Setting, frozen=True, tag_field="type", tag="json_schema"):
     """JSON of a schema, which is enforced whatever ``strict`` says; ``description`` is for the client's own readers."""
 
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -149,14 +137,14 @@ class SchemaFormat(_Setting, frozen=True, tag_field="type", tag="json_schema"):
     strict: bool | None = None
 
 
-class TextSetting(_Setting, frozen=True):
+class TextSetting(Setting, frozen=True):
     """The form of the answer's text."""
 
     format: PlainFormat | ObjectFormat | SchemaFormat = PlainFormat()
     verbosity: Any = None
 
 
-class ReasoningSetting(_Setting, frozen=True):
+class ReasoningSetting(Setting, frozen=True):
     """How much to think, and whether what was thought comes as a summary (which is all of it) or as a text."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -166,13 +154,13 @@ class ReasoningSetting(_Setting, frozen=True):
     mode: Any = None
 
 
-class ResponseStreamOptions(_Setting, frozen=True):
+class ResponseStreamOptions(Setting, frozen=True):
     """What a stream holds beside its events."""
 
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(_Setting, frozen=True):
+class ResponsesRequest(Setting, frozen=True):
     """``/v1/responses``."""
 
     model: Annotated[str, Meta(max_length=512)]
@@ -181,14 +169,16 @@ class ResponsesRequest(_Setting, frozen=True):
     max_output_tokens: Length | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextSetting | None = None
     reasoning: ReasoningSetting | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], Meta(max_length=16)] | None = None
     metadata: Metadata | None = None
+    client_metadata: ClientMetadata | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
@@ -208,7 +198,6 @@ class ResponsesRequest(_Setting, frozen=True):
     background_options: Any = None
     previous_response_id: Any = None
     conversation: Any = None
-    include: Any = None
     truncation: Any = None
     top_logprobs: Any = None
     max_tool_calls: Any = None
@@ -229,7 +218,6 @@ RESPONSES_NEUTRAL: Final[dict[str, Neutral]] = {
         "background_options": ((), "null"),
         "previous_response_id": ((), "null"),
         "conversation": ((), "null"),
-        "include": (([],), "an empty list"),
         "truncation": (("disabled",), '"disabled"'),
         "top_logprobs": ((0,), "0"),
         "max_tool_calls": ((), "null"),
@@ -253,11 +241,14 @@ RESPONSES_NEUTRAL: Final[dict[str, Neutral]] = {
 
 
 ALLOWED_TYPES: Final = {
-    "input": "message, function_call, function_call_output and reasoning",
+    "input": "message, function_call, custom_tool_call, the output of either, and reasoning",
     "input.content": "input_text and output_text",
     "input.output": "input_text",
-    "tools": "function",
-    "tool_choice": "function and allowed_tools",
+    "tools": "function, custom and namespace (tools that the server itself would run are not supported)",
+    "tools.tools": "function and custom",
+    "tools.format": "text and grammar",
+    "tool_choice": "function, custom and allowed_tools",
+    "tool_choice.tools": "function and custom",
     "text.format": "text, json_object and json_schema",
 }
 """What the ``type`` inside a parameter may be."""

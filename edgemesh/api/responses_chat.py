@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
-from edgemesh.api.errors import ApiError, invalid
+from edgemesh.api.errors import invalid
 from edgemesh.api.responses import (
-    AllowedTools,
     CallItem,
-    FunctionChoice,
-    FunctionTool,
+    CustomCallItem,
     InputText,
     Item,
     MessageItem,
@@ -22,6 +21,9 @@ from edgemesh.api.responses import (
     SchemaFormat,
     TextSetting,
 )
+from edgemesh.api.responses_sealed import unsealed
+from edgemesh.api.responses_toolbox import INPUT, Toolbox, joined
+from edgemesh.api.responses_tools import AllowedTools, CustomChoice, FunctionChoice
 from edgemesh.api.translation import Translation, renames
 
 _SHARED: Final = (
@@ -42,6 +44,7 @@ _SHARED: Final = (
     "group",
     "request_id",
     "chat_template_kwargs",
+    "metadata",
 )
 """Parameters that a chat has by the same name."""
 
@@ -50,15 +53,14 @@ _NAMES: Final = renames(
     (r"max_completion_tokens", "max_output_tokens"),
     (r"response_format(\.json_schema)?", "text.format"),
     (r"reasoning_effort", "reasoning.effort"),
-    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
     (r"tool_choice\.function", "tool_choice"),
     (r"(input\[\d+\])\.tool_call_id", r"\1.call_id"),
 )
 """What a chat's parameters are called here."""
 
 
-def chat_of_response(request: ResponsesRequest) -> Translation:
-    """The chat that asks for the same. Raises ``ApiError``."""
+def chat_of_response(request: ResponsesRequest, box: Toolbox) -> Translation:
+    """The chat that asks for the same, with the tools that are in the box. Raises ``ApiError``."""
     chat = {name: value for name in _SHARED if (value := getattr(request, name)) is not None}
     places, chat["messages"] = _messages(request)
     if request.max_output_tokens is not None:
@@ -67,7 +69,9 @@ def chat_of_response(request: ResponsesRequest) -> Translation:
         chat["reasoning_effort"] = request.reasoning.effort
     if request.text is not None:
         chat["response_format"] = _format(request.text)
-    return Translation(chat | _tools(request), places, _NAMES)
+    # Where only some tools are allowed, a chat's tools are others than the box's.
+    named = () if isinstance(request.tool_choice, AllowedTools) else box.places
+    return Translation(chat | _tools(request, box), places, _NAMES + box.names, named)
 
 
 def _messages(request: ResponsesRequest) -> tuple[list[str], list[dict[str, Any]]]:
@@ -104,12 +108,12 @@ class _Turns:
             case MessageItem():
                 self.add(place, {"role": item.role, "content": _text(item.content)})
             case ReasoningItem():
-                if thoughts := "\n".join(part.text for part in item.content or item.summary):
+                if thoughts := _thoughts(place, item):
                     self._assistant(place, "reasoning_content")["reasoning_content"] = thoughts
             case CallItem():
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                self._assistant(place, None).setdefault("tool_calls", []).append(call)
+                self._call(place, item, item.arguments)
+            case CustomCallItem():
+                self._call(place, item, json.dumps({INPUT: item.input}, ensure_ascii=False))
             case OutputItem():
                 self.add(place, {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
 
@@ -119,6 +123,11 @@ class _Turns:
         self.turns.append(turn)
         return turn
 
+    def _call(self, place: str, item: CallItem | CustomCallItem, arguments: str) -> None:
+        function = {"name": joined(item.namespace, item.name), "arguments": arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        self._assistant(place, None).setdefault("tool_calls", []).append(call)
+
     def _assistant(self, place: str, field: str | None) -> dict[str, Any]:
         """The assistant's turn that gets ``field`` (None: a call): the last one, unless that is past it already."""
         last = self.turns[-1] if self.turns else {"role": ""}
@@ -126,6 +135,12 @@ class _Turns:
         if last["role"] == "assistant" and not any(each in last for each in later):
             return last
         return self.add(place, {"role": "assistant"})
+
+
+def _thoughts(place: str, item: ReasoningItem) -> str:
+    if item.encrypted_content is not None:
+        return unsealed(item.encrypted_content, f"{place}.encrypted_content")
+    return "\n".join(part.text for part in item.content or item.summary)
 
 
 def _text(content: str | list[InputText | OutputText] | list[ResultText]) -> str:
@@ -144,35 +159,11 @@ def _format(text: TextSetting) -> dict[str, Any]:
             return {"type": "text"}
 
 
-def _tools(request: ResponsesRequest) -> dict[str, Any]:
-    tools = [_tool(tool) for tool in request.tools or ()]
-    choice: Any = request.tool_choice
+def _tools(request: ResponsesRequest, box: Toolbox) -> dict[str, Any]:
+    tools, choice = box.chat, request.tool_choice
+    chosen: Any = choice
     if isinstance(choice, AllowedTools):
-        tools, choice = _allowed(tools, choice), choice.mode
-    elif isinstance(choice, FunctionChoice):
-        choice = {"type": "function", "function": {"name": choice.name}}
-    return ({"tools": tools} if tools else {}) | ({} if choice is None else {"tool_choice": choice})
-
-
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    fields = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
-
-
-def _allowed(tools: list[dict[str, Any]], choice: AllowedTools) -> list[dict[str, Any]]:
-    """Those of ``tools`` that ``choice`` names: the others are not shown to the model. Raises ``ApiError``."""
-    known = {tool["function"]["name"]: tool for tool in tools}
-    for allowed in choice.tools:
-        if allowed.name not in known:
-            raise _unknown(allowed.name)
-    return [known[allowed.name] for allowed in choice.tools]
-
-
-def _unknown(name: str) -> ApiError:
-    message = f"`tool_choice.tools` names the function `{name}`, which is not in `tools`"
-    return invalid(message, "tool_choice.tools", "invalid_value")
+        tools, chosen = box.allowed(choice), choice.mode
+    elif isinstance(choice, FunctionChoice | CustomChoice):
+        chosen = {"type": "function", "function": {"name": box.choose(choice, "tool_choice.name")}}
+    return ({"tools": tools} if tools else {}) | ({} if chosen is None else {"tool_choice": chosen})

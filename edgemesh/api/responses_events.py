@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, assert_never
 
 import msgspec
+from msgspec import UNSET
 
 from edgemesh.api.errors import ApiError
 from edgemesh.api.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from edgemesh.api.replies import Usage
 from edgemesh.api.responses import Status
+from edgemesh.api.responses_input import CustomInput
 from edgemesh.api.responses_replies import (
     CalledItem,
+    CustomCalledItem,
     Failure,
     Incomplete,
     Response,
@@ -29,11 +32,14 @@ from edgemesh.api.responses_replies import (
     ThoughtText,
     usage_of,
 )
+from edgemesh.api.responses_sealed import sealed
 from edgemesh.api.responses_stream import (
     ArgumentsDelta,
     ArgumentsDone,
     Completed,
     Created,
+    CustomDelta,
+    CustomDone,
     Failed,
     Incompleted,
     InProgress,
@@ -51,6 +57,7 @@ from edgemesh.api.responses_stream import (
     ThoughtDelta,
     ThoughtDone,
 )
+from edgemesh.api.responses_toolbox import Toolbox
 from edgemesh.api.sse import Ending
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -77,18 +84,22 @@ MESSAGE: Final = Shape("msg", SaidDelta, SaidDone, "content", SaidText)
 THOUGHT: Final = Shape("rs", ThoughtDelta, ThoughtDone, "content", ThoughtText)
 SUMMARY: Final = Shape("rs", SummaryDelta, SummaryDone, "summary", ThoughtSummary, SummaryAdded, SummaryPartDone)
 CALL: Final = Shape("fc", ArgumentsDelta, ArgumentsDone)
+CUSTOM: Final = Shape("ctc", CustomDelta, CustomDone)
 
 
 class _Item:
     """The item that is growing."""
 
-    __slots__ = ("delta", "item", "place", "shape", "texts")
+    __slots__ = ("delta", "input", "item", "place", "shape", "texts")
 
     def __init__(self, shape: Shape, item: Said, index: int) -> None:
         self.shape = shape
         self.item = item
         self.place: dict[str, Any] = {"item_id": item.id, "output_index": index}
         self.texts: list[str] = []
+        self.input = CustomInput() if shape is CUSTOM else None
+        """Reads the item's text out of a call's arguments, where they are more than that."""
+
         # Nearly all of a delta is the same for every token, so it is encoded once.
         whole = _framed(shape.delta(**self.place, delta=_HOLE, sequence_number=-1))
         self.delta = whole.replace(b"%", b"%%").replace(b"-1", b"%d").replace(_encode(_HOLE), b"%b")
@@ -97,12 +108,17 @@ class _Item:
 class ResponseMaker:
     """Makes the events of one response, and at its end ``whole``, the response itself.
 
-    ``now`` gives wall seconds. With ``summarise``, what the model thinks comes as a summary.
+    ``now`` gives wall seconds; ``box`` holds the tools that may be called. With ``summarise``, what the model thinks comes as
+    a summary; with ``seal``, also as text for the next turn.
     """
 
-    def __init__(self, begun: Response, now: Callable[[], int], *, summarise: bool) -> None:
+    def __init__(
+        self, begun: Response, now: Callable[[], int], *, box: Toolbox, summarise: bool, seal: bool = False
+    ) -> None:
         self.whole = begun
         self._now = now
+        self._box = box
+        self._seal = seal
         self._thought = SUMMARY if summarise else THOUGHT
         self._number = 0
         self._output: list[Said] = []
@@ -151,13 +167,29 @@ class ResponseMaker:
             case Reasoning(text):
                 return self._reasoning() + self._grow(text)
             case CallBegin():
-                item = CalledItem(id=self._id(CALL), status="in_progress", call_id=event.id, name=event.name)
-                return self._open(CALL, item)
+                return self._call(event)
             case CallArguments(text=text):
-                return self._grow(text)
+                return self._argue(text)
             case CallEnd():
                 return self._close("completed")
         assert_never(event)
+
+    def _call(self, begin: CallBegin) -> bytes:
+        """A call is open."""
+        known = self._box.find(begin.name)
+        custom = known is not None and known.custom
+        shape, make = (CUSTOM, CustomCalledItem) if custom else (CALL, CalledItem)
+        name, space = (begin.name, None) if known is None else (known.name, known.namespace)
+        namespace = UNSET if space is None else space
+        item = make(id=self._id(shape), status="in_progress", call_id=begin.id, name=name, namespace=namespace)
+        return self._open(shape, item)
+
+    def _argue(self, text: str) -> bytes:
+        """More of a call's arguments."""
+        growing = self._growing
+        assert growing is not None
+        told = text if growing.input is None else growing.input.feed(text)
+        return self._grow(told) if told else b""
 
     def _message(self) -> bytes:
         """A message is open."""
@@ -193,20 +225,33 @@ class ResponseMaker:
 
     def _close(self, status: Status) -> bytes:
         """End the open item, if there is one."""
-        growing, self._growing = self._growing, None
+        growing = self._growing
         if growing is None:
             return b""
-        shape, item, place, text = growing.shape, growing.item, growing.place, "".join(growing.texts)
-        if isinstance(item, CalledItem):
-            item = msgspec.structs.replace(item, status=status, arguments=text)
-            out = self._event(shape.done, **place, name=item.name, arguments=text)
-        else:
-            assert shape.part is not None
-            part = shape.part(text=text)
-            item = msgspec.structs.replace(item, status=status, **{shape.field: (part,)})
-            out = self._event(shape.done, **place, text=text) + self._event(shape.part_done, **place, part=part)
+        late = growing.input.end() if growing.input is not None else ""
+        out = self._grow(late) if late else b""
+        self._growing = None
+        item, told = self._closed(growing, status)
         self._output.append(item)
-        return out + self._event(ItemDone, output_index=len(self._output) - 1, item=item)
+        return out + told + self._event(ItemDone, output_index=len(self._output) - 1, item=item)
+
+    def _closed(self, growing: _Item, status: Status) -> tuple[Said, bytes]:
+        """The whole item, and the events that say what it holds."""
+        shape, item, place, text = growing.shape, growing.item, growing.place, "".join(growing.texts)
+        match item:
+            case CalledItem():
+                told = self._event(shape.done, **place, name=item.name, arguments=text)
+                return msgspec.structs.replace(item, status=status, arguments=text), told
+            case CustomCalledItem():
+                told = self._event(shape.done, **place, input=text)
+                return msgspec.structs.replace(item, status=status, input=text), told
+        assert shape.part is not None
+        part = shape.part(text=text)
+        fields: dict[str, Any] = {shape.field: (part,)}
+        if isinstance(item, ThoughtItem) and self._seal:
+            fields["encrypted_content"] = sealed(text)
+        told = self._event(shape.done, **place, text=text) + self._event(shape.part_done, **place, part=part)
+        return msgspec.structs.replace(item, status=status, **fields), told
 
     def _event(self, make: Callable[..., ResponseEvent], **fields: Any) -> bytes:  # noqa: ANN401 - the event's own
         return _framed(make(**fields, sequence_number=self._next()))

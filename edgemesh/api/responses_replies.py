@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from edgemesh.api.replies import Reply, Usage
-from edgemesh.api.responses import (
-    AllowedTools,
-    FunctionChoice,
-    FunctionTool,
-    ReasoningSetting,
-    ResponsesRequest,
-    Status,
-    TextSetting,
-)
+from edgemesh.api.responses import ReasoningSetting, ResponsesRequest, Status, TextSetting
+from edgemesh.api.responses_tools import AllowedTools, CustomChoice, FunctionChoice, ResponseTool
 
 
 class SaidText(Reply, frozen=True, tag_field="type", tag="output_text"):
@@ -52,6 +47,8 @@ class ThoughtItem(Reply, frozen=True, tag_field="type", tag="reasoning"):
     status: Status
     summary: tuple[ThoughtSummary, ...] = ()
     content: tuple[ThoughtText, ...] = ()
+    encrypted_content: str | UnsetType = UNSET
+    """All of it again, where ``include`` asked for that and the item is complete."""
 
 
 class CalledItem(Reply, frozen=True, tag_field="type", tag="function_call"):
@@ -61,10 +58,22 @@ class CalledItem(Reply, frozen=True, tag_field="type", tag="function_call"):
     status: Status
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
 
 
-Said = SaidItem | ThoughtItem | CalledItem
+class CustomCalledItem(Reply, frozen=True, tag_field="type", tag="custom_tool_call"):
+    """A custom tool that the model called."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str = ""
+
+
+Said = SaidItem | ThoughtItem | CalledItem | CustomCalledItem
 
 
 class InputDetails(Reply, frozen=True):
@@ -119,8 +128,8 @@ class Response(Reply, frozen=True):
     safety_identifier: str | None
     temperature: float
     text: TextSetting
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
-    tools: list[FunctionTool]
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools
+    tools: list[ResponseTool]
     top_p: float
     user: str | None
     completed_at: int | None = None

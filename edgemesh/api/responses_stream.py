@@ -148,6 +148,18 @@ class ArgumentsDone(ItemEvent, frozen=True, tag="response.function_call_argument
     arguments: str
 
 
+class CustomDelta(ItemEvent, frozen=True, tag="response.custom_tool_call_input.delta"):
+    """More of the text that a custom tool is called with."""
+
+    delta: str
+
+
+class CustomDone(ItemEvent, frozen=True, tag="response.custom_tool_call_input.done"):
+    """All of that text."""
+
+    input: str
+
+
 RESPONSE_EVENTS = (
     Created,
     InProgress,
@@ -164,6 +176,8 @@ RESPONSE_EVENTS = (
     PartDone,
     ArgumentsDelta,
     ArgumentsDone,
+    CustomDelta,
+    CustomDone,
     ItemDone,
     Completed,
     Incompleted,

@@ -14,7 +14,10 @@ MAX_CALLS: Final = 128
 ToolForm = Literal["hermes", "llama"]
 """How a model writes calls."""
 
-FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}(?![\s\S])")]
+MAX_NAME: Final = 128
+"""Characters of a tool's name."""
+
+FunctionName = Annotated[str, Meta(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_NAME}}}(?![\s\S])")]
 CallId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 

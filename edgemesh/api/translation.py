@@ -19,6 +19,7 @@ Renames = tuple[tuple[re.Pattern[str], str], ...]
 
 _NAMED: Final = re.compile(r"`([^`]+)`")
 _INDEX: Final = re.compile(r"\[\d+\]")
+_TOOL: Final = re.compile(r"tools\[(\d+)\]\.function")
 _MESSAGE: Final = re.compile(r"messages\[(\d+)\]")
 
 
@@ -61,11 +62,12 @@ def _explained(error: ApiError, allowed: Mapping[str, str]) -> ApiError:
 
 
 class Translation(msgspec.Struct, frozen=True):
-    """``chat`` is the JSON of a chat; ``places`` says for each of its messages what it was made of."""
+    """``chat`` is the JSON of a chat; ``places`` says for each of its messages what it was made of, ``tools`` for each tool."""
 
     chat: dict[str, Any]
     places: Sequence[str]
     names: Renames
+    tools: Sequence[str] = ()
 
     def request(self) -> ChatRequest:
         """The chat. Raises ``ApiError`` (400)."""
@@ -79,17 +81,21 @@ class Translation(msgspec.Struct, frozen=True):
         detail = error.detail
         return ApiError(
             error.status,
-            _NAMED.sub(lambda found: f"`{self._name(found[1])}`", detail.message),
+            _NAMED.sub(lambda found: f"`{self.name(found[1])}`", detail.message),
             kind=detail.type,
-            param=None if detail.param is None else self._name(detail.param),
+            param=None if detail.param is None else self.name(detail.param),
             code=detail.code,
             retry_after_s=error.retry_after_s,
         )
 
-    def _name(self, name: str) -> str:
+    def name(self, name: str) -> str:
+        """What a parameter of the chat is called in the request."""
         found = _MESSAGE.match(name)
         if found is not None and int(found[1]) < len(self.places):
             name = self.places[int(found[1])] + name[found.end() :]
+        found = _TOOL.match(name)
+        if found is not None and int(found[1]) < len(self.tools):
+            name = self.tools[int(found[1])] + name[found.end() :]
         for pattern, instead in self.names:
             name = pattern.sub(instead, name)
         return name

@@ -123,6 +123,51 @@ def test_a_response_thinks_and_calls(client):
     assert again.output_text == "7"
 
 
+def test_custom_tools_and_namespaces_are_called(client, mesh):
+    patch = {
+        "type": "custom",
+        "name": "patch",
+        "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z\n]+"},
+    }
+    tools = [patch, {"type": "namespace", "name": "crm", "description": "d", "tools": [TOOL]}]
+    calls = '<tool_call>\n{"name": "patch", "arguments": {"input": "one\\ntwo"}}\n</tool_call>\n'
+    calls += '<tool_call>\n{"name": "crm__f", "arguments": {"a": 1}}\n</tool_call>'
+    fields = {"tools": tools, "include": ["reasoning.encrypted_content"], "session": "say"}
+    asked = response(f"«<think>well</think>{calls}»", **fields)
+    asked["extra_body"]["client_metadata"] = {"turn": "1"}
+    thought, custom, function = client.responses.create(**asked).output
+    assert (custom.type, custom.name, custom.input) == ("custom_tool_call", "patch", "one\ntwo")
+    assert (function.name, function.namespace, function.arguments) == ("f", "crm", '{"a": 1}')
+    assert "[a-z\\n]+" in mesh.submits[-1].grammar
+    name = mesh.submits[-1].request
+    [event] = wait_for(lambda: [e for e in mesh.trace("request.received") if e["request"] == name], "it is traced")
+    assert event["client"] == {"turn": "1"}
+    with client.responses.stream(**asked) as stream:
+        told = list(stream)
+    assert "".join(e.delta for e in told if e.type == "response.custom_tool_call_input.delta") == "one\ntwo"
+    kept = {"type": "reasoning", "summary": [], "encrypted_content": thought.encrypted_content}
+    sent = [item.model_dump(exclude_none=True) for item in (custom, function)]
+    results = [
+        {"type": "custom_tool_call_output", "call_id": custom.call_id, "output": "done"},
+        {"type": "function_call_output", "call_id": function.call_id, "output": "5"},
+    ]
+    client.responses.create(**response([{"role": "user", "content": "q"}, kept, *sent, *results], tools=tools))
+    prompt = mesh.tokenizer.decode(mesh.submits[-1].prompt.tolist(), skip_special_tokens=False)
+    assert calls in prompt
+    assert "done" in prompt
+
+
+def test_a_custom_tools_expression_that_is_none_is_refused_by_name(client):
+    tool = {"type": "custom", "name": "g", "format": {"type": "grammar", "syntax": "regex", "definition": "[a"}}
+    with pytest.raises(openai.BadRequestError, match=r"tools\[1\]\.format\.definition") as refused:
+        client.responses.create(**response("hi", tools=[TOOL, tool]))
+    assert refused.value.param == "tools[1].format.definition"
+    bad = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[a"}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**response("hi", tools=[TOOL | {"parameters": bad, "strict": True}]))
+    assert refused.value.param == "tools[0].parameters"
+
+
 def test_a_message_thinks_and_uses_tools(claude):
     tool = {"name": "f", "input_schema": TOOL["parameters"]}
     wanted = message(f"say «{THOUGHT}»", session="say", tools=[tool])

@@ -12,10 +12,11 @@ from openai.types.chat import completion_create_params as openai_chat
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.errors import ApiError
 from edgemesh.api.neutral import EVERY_NEUTRAL
-from edgemesh.api.notes import NOTES
+from edgemesh.api.notes import NOTES, SURFACE_NOTES
 from edgemesh.api.openai import NEUTRAL, ChatRequest, CompletionRequest
 from edgemesh.api.parameters import FILE, parameters, table, words
 from edgemesh.api.reasons import WHY
+from edgemesh.api.routes import ROUTES
 from edgemesh.cli.main import application
 
 VLLM = [
@@ -130,7 +131,11 @@ def test_nothing_is_explained_that_is_not_there():
     neutral = set().union(*EVERY_NEUTRAL.values())
     assert set(NOTES) <= fields
     assert set(WHY) <= neutral
-    for text in (*NOTES.values(), *WHY.values()):
+    bodies = {route.path: route.body for route in ROUTES if route.body is not None}
+    for path, notes in SURFACE_NOTES.items():
+        assert set(notes) <= set(bodies[path].__struct_fields__)
+    own = [text for notes in SURFACE_NOTES.values() for text in notes.values()]
+    for text in (*NOTES.values(), *WHY.values(), *own):
         assert "\n" not in text
         assert len(text) < 160
 

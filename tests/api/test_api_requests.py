@@ -119,7 +119,7 @@ ONLY = {
             [TOOL, TOOL],
             [{"type": "function", "function": {"name": "f g"}}],
             [{"type": "function", "function": {"name": "f\n"}}],
-            [{"type": "function", "function": {"name": "x" * 65}}],
+            [{"type": "function", "function": {"name": "x" * 129}}],
             [{"type": "function", "function": {"name": "f", "parameters": []}}],
             [{"type": "function", "function": {"name": "f", "strict": 1}}],
             [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)],

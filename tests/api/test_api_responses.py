@@ -20,6 +20,7 @@ from edgemesh.api.responses import RESPONSES, RESPONSES_NEUTRAL, ResponsesReques
 from edgemesh.api.responses_chat import chat_of_response
 from edgemesh.api.responses_events import ResponseMaker
 from edgemesh.api.responses_replies import begun
+from edgemesh.api.responses_toolbox import Toolbox
 from edgemesh.api.sse import Ending
 from edgemesh.api.translation import request_of
 
@@ -34,11 +35,20 @@ def asked(**fields):
 
 
 def chat(**fields):
-    return chat_of_response(asked(**fields)).chat
+    return translated(**fields).chat
+
+
+def translated(**fields):
+    request = asked(**fields)
+    return chat_of_response(request, Toolbox(request.tools or ()))
 
 
 def maker(request=None, *, summarise=False):
-    return ResponseMaker(begun(request or asked(), "resp_ab", 10, "m"), lambda: 12, summarise=summarise)
+    return made_of(begun(request or asked(), "resp_ab", 10, "m"), 12, summarise=summarise)
+
+
+def made_of(begun, now, **fields):
+    return ResponseMaker(begun, lambda: now, box=Toolbox([]), **fields)
 
 
 def streamed(events, ending, *, summarise=False):
@@ -220,7 +230,7 @@ def test_a_whole_answer_says_back_what_was_asked():
         text={"format": {"type": "json_object"}},
         user="me",
     )
-    form = MadeForm(lambda head: ResponseMaker(begun(request, head.id, 1, "m"), lambda: 2, summarise=True))
+    form = MadeForm(lambda head: made_of(begun(request, head.id, 1, "m"), 2, summarise=True))
     head = form.head("resp_1", 1, "m")
     body = json.loads(form.reply(head, [part("hello")], USAGE))
     OpenAIResponse.model_validate(body)
@@ -267,7 +277,7 @@ def test_items_make_turns():
     def call(name, ident):
         return {"id": ident, "type": "function", "function": {"name": name, "arguments": "{}"}}
 
-    translation = chat_of_response(asked(input=items))
+    translation = translated(input=items)
     assert translation.chat["messages"] == [
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "reasoning_content": "hm", "tool_calls": [call("f", "c1"), call("g", "c2")]},
@@ -316,7 +326,7 @@ def test_the_form_of_the_text_is_a_chats():
 
 
 def test_what_a_chat_refuses_is_named_as_it_was_asked():
-    translation = chat_of_response(asked(instructions="x", input=[{"role": "user", "content": "a"}]))
+    translation = translated(instructions="x", input=[{"role": "user", "content": "a"}], tools=[TOOL] * 3)
     for param, named in {
         "messages": "input",
         "messages[1].content": "input[0].content",
@@ -373,7 +383,8 @@ def test_what_a_chat_refuses_is_named_as_it_was_asked():
         ({"truncation": "auto"}, "truncation"),
         ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["web_search_call.results"]}, "include[0]"),
+        ({"client_metadata": {"a": "x" * 4097}}, "client_metadata[...]"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(fields, param):
