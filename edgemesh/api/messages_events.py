@@ -16,6 +16,7 @@ from msgspec import UNSET
 from edgemesh.api.errors import ApiError
 from edgemesh.api.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from edgemesh.api.messages_replies import (
+    UNSIGNED,
     AnswerMessage,
     AppliedEdits,
     SaidBlock,
@@ -37,6 +38,7 @@ from edgemesh.api.messages_stream import (
     MessageStart,
     MessageStop,
     Ping,
+    SignatureDelta,
     TextDelta,
     ThinkingDelta,
 )
@@ -140,8 +142,10 @@ class MessageMaker:
         growing, self._growing = self._growing, None
         if growing is None:
             return b""
+        index = len(self._content)
         self._content.append(_grown(growing, "".join(self._texts)))
-        return _framed(BlockStop(index=len(self._content) - 1))
+        signed = _framed(BlockDelta(index=index, delta=SignatureDelta())) if isinstance(growing, ThoughtBlock) else b""
+        return signed + _framed(BlockStop(index=index))
 
 
 def _grown(block: SaidBlocks, text: str) -> SaidBlocks:
@@ -150,7 +154,7 @@ def _grown(block: SaidBlocks, text: str) -> SaidBlocks:
         case SaidBlock():
             return SaidBlock(text=text)
         case ThoughtBlock():
-            return ThoughtBlock(thinking=text)
+            return ThoughtBlock(thinking=text, signature=UNSIGNED)
         case UsedBlock():
             return msgspec.structs.replace(block, input=_arguments(text))
     assert_never(block)

@@ -19,11 +19,15 @@ class SaidBlock(Reply, frozen=True, tag_field="type", tag="text"):
     text: str = ""
 
 
+UNSIGNED: Final = "unsigned"
+"""Nobody signs a thought here, but there are clients that send back only those which are signed."""
+
+
 class ThoughtBlock(Reply, frozen=True, tag_field="type", tag="thinking"):
-    """What the model thought; nobody signs it."""
+    """What the model thought; the signature comes when it is complete."""
 
     thinking: str = ""
-    signature: Literal[""] = ""
+    signature: Literal["", "unsigned"] = ""
 
 
 class UsedBlock(Reply, frozen=True, tag_field="type", tag="tool_use"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import UNSET, UnsetType
 
 from edgemesh.api.messages_replies import (
+    UNSIGNED,
     AnswerMessage,
     AppliedEdits,
     MessageError,
@@ -50,7 +53,13 @@ class InputDelta(Reply, frozen=True, tag_field="type", tag="input_json_delta"):
     partial_json: str
 
 
-BlockDeltas = TextDelta | ThinkingDelta | InputDelta
+class SignatureDelta(Reply, frozen=True, tag_field="type", tag="signature_delta"):
+    """What stands for the signature of a thought that is complete."""
+
+    signature: Literal["unsigned"] = UNSIGNED
+
+
+BlockDeltas = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class BlockDelta(Reply, frozen=True, tag_field="type", tag="content_block_delta"):

@@ -72,6 +72,9 @@ def gathered(told):
             texts.append("")
         elif event["type"] == "content_block_delta":
             assert event["index"] == len(texts) - 1
+            if event["delta"]["type"] == "signature_delta":
+                message["content"][-1]["signature"] = event["delta"]["signature"]
+                continue
             texts[-1] += event["delta"][DELTAS[event["delta"]["type"]]]
         elif event["type"] == "message_delta":
             message |= event["delta"] | {"usage": event["usage"]}
@@ -123,6 +126,7 @@ def test_blocks_come_one_after_the_other():
         ("ping", None),
         ("content_block_start", 0),
         ("content_block_delta", 0),
+        ("content_block_delta", 0),
         ("content_block_stop", 0),
         ("content_block_start", 1),
         ("content_block_delta", 1),
@@ -136,10 +140,11 @@ def test_blocks_come_one_after_the_other():
         ("message_stop", None),
     ]
     assert told[2]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
-    assert told[6]["delta"] == {"type": "text_delta", "text": "He"}
-    assert told[9]["content_block"] == {"type": "tool_use", "id": "call_1", "name": "f", "input": {}}
-    assert told[10]["delta"] == {"type": "input_json_delta", "partial_json": '{"a":'}
-    assert told[13] == {
+    assert told[4]["delta"] == {"type": "signature_delta", "signature": "unsigned"}
+    assert told[7]["delta"] == {"type": "text_delta", "text": "He"}
+    assert told[10]["content_block"] == {"type": "tool_use", "id": "call_1", "name": "f", "input": {}}
+    assert told[11]["delta"] == {"type": "input_json_delta", "partial_json": '{"a":'}
+    assert told[14] == {
         "type": "message_delta",
         "delta": {"stop_reason": "tool_use", "stop_sequence": None},
         "usage": {
