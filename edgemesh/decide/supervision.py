@@ -33,8 +33,8 @@ SECOND: Final = 1_000_000_000
 GRACE_NS: Final = 2 * SECOND
 """After a failure, time for running requests to be told why."""
 
-STOP_NS: Final = SECOND
-"""Between the word to stop and the kill."""
+STOP_NS: Final = 3 * SECOND
+"""Between the word to stop and the kill: a gateway's last answers may take two, and a busy machine more."""
 
 KILLED_NS: Final = 10 * SECOND
 """How long killed processes may take to be gone; one that hangs in a driver stays, and is named."""

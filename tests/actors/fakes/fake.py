@@ -96,5 +96,5 @@ def run():
     if json.loads(os.environ.get("FAKE", "{}")).get(name) == "silent":
         time.sleep(3600)
     if "stuck" in os.environ.get("FAKE", ""):
-        progress.SLOW_NS, progress.LOOP_BOUND_NS = 200_000_000, 1_000_000_000
+        progress.SLOW_NS, progress.LOOP_BOUND_NS = 500_000_000, 2_000_000_000
     main(FakeActor)
