@@ -1,5 +1,6 @@
 """Real workers: grammars that kill or stall theirs cost one request each, and nobody else's stream a token."""
 
+import contextlib
 import os
 import select
 import signal
@@ -20,6 +21,15 @@ DEEP = lark("start: r0\n" + "\n".join(f'r{at}: "a" r{at + 1} | "b"' for at in ra
 """A chain so long that the library overflows its stack."""
 
 
+PATIENCE_S = 120.0
+"""How long a question may take, and a test waits: what takes that long is never answered, however busy the machine is."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_NS", int(PATIENCE_S * 1e9))
+
+
 @pytest.fixture
 def shop(tmp_path):
     data, eos, size = kind("byte level")
@@ -29,7 +39,7 @@ def shop(tmp_path):
     opened.close()
 
 
-def wait(shop, count=1, seconds=30):
+def wait(shop, count=1, seconds=2 * PATIENCE_S):
     """Take what is found until there is so much of it, as a group's loop would."""
     found, until = [], time.monotonic() + seconds
     while len(found) < count:
@@ -87,15 +97,17 @@ def test_a_grammar_that_ends_its_worker_costs_only_itself(shop):
 
 
 def test_a_worker_that_hangs_is_replaced(shop, monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE_NS", 2_000_000_000)
     shop.ask(1, schema(OBJECT), ())
     (before,) = wait(shop)
+    monkeypatch.setattr(module, "PATIENCE_NS", 5_000_000_000)
     os.kill(shop._pid, signal.SIGSTOP)
     shop.ask(2, schema(OBJECT), ())
     shop.ask(1, "", (first(before.mask),))
-    found = {each.key: each for each in wait(shop, 2)}
-    assert "more than 2 s" in found[2].error
-    assert not found[1].error
+    (late,) = wait(shop)
+    assert (late.key, "more than 5 s" in late.error) == (2, True)
+    monkeypatch.setattr(module, "PATIENCE_NS", int(PATIENCE_S * 1e9))
+    (other,) = wait(shop)
+    assert (other.key, other.error) == (1, "")
 
 
 def test_a_stream_that_is_dropped_is_not_answered(shop):
@@ -114,22 +126,22 @@ def test_more_than_a_socket_holds_gets_there(shop):
 
 
 def test_a_model_without_a_tokenizer_takes_no_grammar_and_says_why(tmp_path):
-    shop = Workshop(starter(tmp_path / "none.json", (), 100, tmp_path / "log", "grammar-0"), monotonic_ns)
-    shop.ask(1, schema(OBJECT), ())
-    (found,) = wait(shop)
-    assert "no grammar can be used with this model" in found.error
-    shop.ask(2, schema(OBJECT), ())
-    assert wait(shop)[0].error == found.error
-    shop.close()
+    start = starter(tmp_path / "none.json", (), 100, tmp_path / "log", "grammar-0")
+    with contextlib.closing(Workshop(start, monotonic_ns)) as shop:
+        shop.ask(1, schema(OBJECT), ())
+        (found,) = wait(shop)
+        assert "no grammar can be used with this model" in found.error
+        shop.ask(2, schema(OBJECT), ())
+        assert wait(shop)[0].error == found.error
 
 
 def test_a_worker_that_never_starts_is_given_up(tmp_path):
     def start(_descriptor):
         return os.posix_spawn("/bin/false", ["false"], {}, setpgroup=0)
 
-    shop = Workshop(start, monotonic_ns)
-    shop.ask(1, schema(OBJECT), ())
-    assert "failed to start 3 times" in wait(shop)[0].error
+    with contextlib.closing(Workshop(start, monotonic_ns)) as shop:
+        shop.ask(1, schema(OBJECT), ())
+        assert "failed to start 3 times" in wait(shop)[0].error
 
 
 def test_a_worker_that_cannot_be_spawned_is_an_error_of_that_request(tmp_path):
@@ -146,7 +158,7 @@ def test_a_worker_ends_with_whoever_started_it(shop):
     shop.ask(1, schema(OBJECT), ())
     wait(shop)
     pid, shop._socket = shop._pid, shop._socket.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE_S
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is None:
         assert time.monotonic() < until
         select.select([], [], [], 0.01)
