@@ -18,6 +18,7 @@ from array import array
 from pathlib import Path
 from struct import pack
 
+import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from edgemesh.runtime.link import LinkError
@@ -50,6 +51,9 @@ from edgemesh.wire.messages import (
     Stop,
     Submit,
 )
+
+PATIENCE_S = 120.0
+"""How long a test waits for what must come; what is there is taken at once, however busy the machine is."""
 
 EOS = 0
 TEMPLATE = (
@@ -123,7 +127,7 @@ class FakeMesh:
         self._env = {**os.environ, **(env or {})}
         self._commands, self._later, self._ready = [], [], threading.Event()
         self._over = False
-        self._gateways = []
+        self._gateways, self._spawned = [], []
         self._turn = self._readies = 0
 
     # --- what tests say to it ---
@@ -136,7 +140,9 @@ class FakeMesh:
         """Every traced event of this name, of all gateways."""
         found = []
         for path in Path(self.topology.trace.dir).glob("gateway-*.jsonl"):
-            lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+            # What follows the last end of a line is being written now.
+            whole = path.read_bytes().rpartition(b"\n")[0]
+            lines = [json.loads(line) for line in whole.splitlines()]
             found += [line for line in lines if line["event"] == event]
         return found
 
@@ -153,8 +159,8 @@ class FakeMesh:
         self.live.pop(submit.request, None)
         self._later.append((group, submit.gateway, failed))
 
-    def wait_exit(self, seconds=10):
-        return [process.wait(seconds) for process in self._gateways]
+    def wait_exit(self):
+        return [process.wait(PATIENCE_S) for process in self._gateways]
 
     # --- life ---
 
@@ -176,7 +182,7 @@ class FakeMesh:
             if self._spawns:
                 for index in range(self.topology.gateway.processes):
                     self._gateways.append(self.spawn(index))
-                wait_for(self._ready.is_set, "the gateways are ready", 30)
+                wait_for(self._ready.is_set, "the gateways are ready")
             if self._spawns and self._serve:
                 for index in range(self.topology.gateway.processes):
                     self.tell(Health(0, serving=True), index)
@@ -199,7 +205,7 @@ class FakeMesh:
         return "\n".join(path.read_text() for path in self.run_dir.parent.glob("*.log"))
 
     def _end(self):
-        for process in self._gateways:
+        for process in self._spawned:
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -213,12 +219,14 @@ class FakeMesh:
         arguments = ["--run-dir", str(self.run_dir), "--name", f"gateway-{index}", "--epoch", "0"]
         log = (self.run_dir.parent / f"gateway-{index}.log").open("wb")
         with log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, *self._program, *arguments],
                 env=self._env,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        self._spawned.append(process)
+        return process
 
     # --- the scripted actors, all in one thread ---
 
@@ -334,7 +342,7 @@ class FakeMesh:
         if not tokens and finish is Finish.NONE:
             return []
         if finish is not Finish.NONE:
-            del self.live[submit.request]
+            self.live.pop(submit.request, None)  # a test may have failed it this moment
         wanted = submit.sampling.logprobs
         likely = -0.5 - 3 * submit.sampling.choice % 4
         logprobs = tuple(
@@ -396,10 +404,26 @@ def endless(submit):
 SCRIPTS = {"endless": endless, "flood": endless, "threes": say_back, "hold": endless}
 
 
-def healthy(url):
-    import httpx
+def get(url, **given):
+    """``httpx.get`` with patience: a busy machine may need longer than the five seconds that it allows."""
+    return httpx.get(url, timeout=PATIENCE_S, **given)
 
-    return httpx.get(url + "/health").status_code == 200
+
+def post(url, **given):
+    return httpx.post(url, timeout=PATIENCE_S, **given)
+
+
+def healthy(url):
+    return get(url + "/health").status_code == 200
+
+
+@contextlib.contextmanager
+def port_for_several():
+    """A port that several gateways will share, held until they do: nobody else is given it in between."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 PROMPT = "the quick brown fox jumps über 🎉 日本"
@@ -412,6 +436,7 @@ def completion(client, **given):
 def connect(mesh, receive_buffer=0):
     host, port = mesh.url.removeprefix("http://").split(":")
     raw = socket.socket()
+    raw.settimeout(PATIENCE_S)
     if receive_buffer:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     raw.connect((host, int(port)))
@@ -424,7 +449,7 @@ def send(raw, body, path="/v1/completions", key=""):
     raw.sendall(head.encode() + data)
 
 
-def wait_for(condition, what, seconds=10.0):
+def wait_for(condition, what, seconds=PATIENCE_S):
     """Poll until ``condition()`` is true; an AssertionError that says ``what`` otherwise."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -5,20 +5,27 @@ import time
 
 import httpx
 import pytest
-from gateway_fake_mesh import PROMPT, FakeMesh
+from gateway_fake_mesh import PATIENCE_S, PROMPT, FakeMesh
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
-HOSTILE = [
-    {"guided_json": {"type": "integer", "multipleOf": 1000003}},
-    {"guided_json": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(4000)}}},
-    {"guided_json": {"const": "x" * 250_000}},
-    {"guided_regex": "(a{1000}){1000}"},
-    {"guided_grammar": "start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(4000))},
-    {"guided_json": {"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(2000)} | {"2000": {"$ref": "#"}}}},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": list(range(60_000))}}}},
-    {"guided_grammar": "root ::= " + "(" * 60_000},
-]
+BLOCKED_S = 1.0
+"""What a trial may take on the processor: a loop that worked out a grammar itself would stand still for this long."""
+
+
+def hostile(turn):
+    """(What is refused on any machine, what a quick one may take); other ones in each turn, for verdicts are remembered."""
+    large = {"enum": list(range(turn, 60_000 + turn))}
+    ring = {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(2000)} | {"2000": {"$ref": "#"}}
+    refused = [
+        {"guided_json": {"type": "integer", "multipleOf": 1000003 + 2 * turn}},
+        {"guided_json": {"type": "object", "properties": {f"p{turn}/{n}": {"type": "string"} for n in range(4000)}}},
+        {"guided_regex": "(a{1000}){1000}" + "b" * turn},
+        {"guided_grammar": "start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(4000 + turn))},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": large}}},
+        {"guided_grammar": "root ::= " + "(" * (60_000 + turn)},
+    ]
+    return refused, [{"guided_json": {"const": "x" * (250_000 + turn)}}, {"guided_json": {"$defs": ring}}]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +36,7 @@ def mesh():
 
 @pytest.fixture
 def http(mesh):
-    with httpx.Client(base_url=mesh.url, timeout=60) as made:
+    with httpx.Client(base_url=mesh.url, timeout=PATIENCE_S) as made:
         yield made
 
 
@@ -85,8 +92,8 @@ def test_a_bad_constraint_is_refused_before_anything_is_submitted(mesh, http, pa
     assert len(mesh.submits) == before
 
 
-def test_a_stream_beside_hostile_constraints_goes_on(mesh):
-    """Many clients send what must not be compiled; one that streams sees no pause, and health answers at once."""
+def pause_beside_hostile_constraints(mesh, turn):
+    """The longest that a stream paused, or health took, while clients send what must not be compiled."""
 
     async def stream(client, until):
         gaps, last = [], time.monotonic()
@@ -102,27 +109,33 @@ def test_a_stream_beside_hostile_constraints_goes_on(mesh):
 
     async def run():
         until = asyncio.Event()
-        async with httpx.AsyncClient(base_url=mesh.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=mesh.url, timeout=PATIENCE_S) as client:
             streaming = asyncio.create_task(stream(client, until))
-            calls = [client.post("/v1/completions", json=completion(**given)) for given in HOSTILE]
-            hostile = asyncio.gather(*calls)
+            refused, others = hostile(turn)
+            calls = [client.post("/v1/completions", json=completion(**given)) for given in refused + others]
+            answering = asyncio.gather(*calls)
             healthy = []
-            while not hostile.done():
+            while not answering.done():
                 start = time.monotonic()
                 assert (await client.get("/health")).status_code == 200
                 healthy.append(time.monotonic() - start)
                 await asyncio.sleep(0.02)
             until.set()
-            return await hostile, await streaming, healthy
+            return [answer.status_code for answer in await answering], await streaming, healthy
 
-    answers, gaps, healthy = asyncio.run(run())
-    assert {answer.status_code for answer in answers} <= {200, 400}
-    assert sum(answer.status_code == 400 for answer in answers) >= 7
+    statuses, gaps, healthy = asyncio.run(run())
+    assert statuses[:6] == [400] * 6
+    assert set(statuses[6:]) <= {200, 400}
     assert len(gaps) > 50
-    # A machine that does much else may pause anyone, but not most of the time.
-    assert sorted(gaps)[-len(gaps) // 50] < 0.5
-    assert sorted(healthy)[len(healthy) // 2] < 0.5
-    assert max(*gaps, *healthy) < 5
+    return max(*gaps, *healthy)
+
+
+def test_a_stream_beside_hostile_constraints_goes_on(mesh):
+    # A machine that does much else may pause anyone, but not every time; a loop that works them out itself does so always.
+    pauses = []
+    while not pauses or min(pauses) >= BLOCKED_S:
+        assert len(pauses) < 6, pauses
+        pauses.append(pause_beside_hostile_constraints(mesh, len(pauses)))
 
 
 def test_the_gateway_stays_small(mesh):

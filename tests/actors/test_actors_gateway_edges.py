@@ -4,7 +4,7 @@ import json
 
 import httpx
 import pytest
-from gateway_fake_mesh import PROMPT, FakeMesh, connect, wait_for
+from gateway_fake_mesh import PATIENCE_S, PROMPT, FakeMesh, connect, wait_for
 
 from edgemesh.api.absent import ABSENT
 from edgemesh.api.routes import ROUTES
@@ -22,7 +22,7 @@ def mesh():
 
 @pytest.fixture
 def http(mesh):
-    with httpx.Client(base_url=mesh.url, timeout=20) as made:
+    with httpx.Client(base_url=mesh.url, timeout=PATIENCE_S) as made:
         yield made
 
 
@@ -124,7 +124,7 @@ def test_answers_and_errors_may_be_read_by_allowed_pages_alone(http):
 
 @pytest.mark.parametrize("origins", [(), ("*",)])
 def test_no_origin_or_every_origin(origins):
-    with FakeMesh(allowed_origins=origins) as mesh, httpx.Client(base_url=mesh.url, timeout=20) as http:
+    with FakeMesh(allowed_origins=origins) as mesh, httpx.Client(base_url=mesh.url, timeout=PATIENCE_S) as http:
         answer = preflight(http, "https://any.example")
         assert answer.status_code == (204 if origins else 403)
         assert answer.headers.get("access-control-allow-origin") == ("*" if origins else None)
@@ -187,7 +187,7 @@ def test_load_counts_what_is_open(mesh, http):
 
 
 def test_load_sums_the_gateways_of_a_port():
-    with FakeMesh(processes=2) as mesh, httpx.Client(base_url=mesh.url, timeout=20) as http:
+    with FakeMesh(processes=2) as mesh, httpx.Client(base_url=mesh.url, timeout=PATIENCE_S) as http:
 
         def both():
             return [each["gateway"] for each in http.get("/load").json()["gateways"]] == ["gateway-0", "gateway-1"]

@@ -10,9 +10,21 @@ import threading
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 import pytest
-from gateway_fake_mesh import PROMPT, FakeMesh, completion, connect, send, wait_for
+from gateway_fake_mesh import (
+    PATIENCE_S,
+    PROMPT,
+    FakeMesh,
+    completion,
+    connect,
+    get,
+    port_for_several,
+    post,
+    send,
+    wait_for,
+)
 from openai import OpenAI
 
 from edgemesh.runtime.progress import LOOP_BOUND_NS
@@ -32,7 +44,7 @@ def test_keys_are_asked_for_where_there_are_some(tmp_path):
         assert len({submit.key for submit in mesh.submits}) == 3
         assert all(submit.tenant == submit.key for submit in mesh.submits)
         assert not any("secret" in submit.key for submit in mesh.submits)
-        told = httpx.get(mesh.url + "/v1/models", headers={"x-api-key": "secret-2"})
+        told = get(mesh.url + "/v1/models", headers={"x-api-key": "secret-2"})
         assert told.status_code == 200
         for headers in (
             {},
@@ -43,11 +55,12 @@ def test_keys_are_asked_for_where_there_are_some(tmp_path):
             {"Authorization": "Bearer"},
         ):
             for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("POST", "/tokenize")):
-                answer = httpx.request(method, mesh.url + path, headers=headers, json={} if method == "POST" else None)
+                given = {"headers": headers, "timeout": PATIENCE_S} | ({"json": {}} if method == "POST" else {})
+                answer = httpx.request(method, mesh.url + path, **given)
                 assert answer.status_code == 401
                 assert answer.json()["error"]["code"] == "invalid_api_key"
-        assert httpx.get(mesh.url + "/health").status_code == 200
-        described = httpx.get(mesh.url + "/openapi.json").json()["paths"]
+        assert get(mesh.url + "/health").status_code == 200
+        described = get(mesh.url + "/openapi.json").json()["paths"]
         assert described["/v1/completions"]["post"]["security"] == [{"bearer": []}, {"key": []}]
         assert described["/health"]["get"]["security"] == []
 
@@ -55,23 +68,23 @@ def test_keys_are_asked_for_where_there_are_some(tmp_path):
 def test_health_gates_drain_finishes_and_stop_ends():
     with FakeMesh() as mesh, OpenAI(base_url=mesh.url + "/v1", api_key="x", max_retries=0) as client:
         mesh.tell(Health(0, serving=False, reason="rank-1.decode is stopped"))
-        refused = wait_for(lambda: (a := httpx.get(mesh.url + "/health")).status_code == 503 and a, "health says no")
+        refused = wait_for(lambda: (a := get(mesh.url + "/health")).status_code == 503 and a, "health says no")
         assert refused.json() == {"status": "unavailable", "reason": "rank-1.decode is stopped"}
         with pytest.raises(openai.InternalServerError, match=r"rank-1\.decode is stopped"):
             completion(client)
         mesh.tell(Health(0, serving=True))
-        wait_for(lambda: httpx.get(mesh.url + "/health").status_code == 200, "health says yes")
-        stream = iter(completion(client, stream=True, max_tokens=3000, extra_body={"session": "endless"}))
-        next(stream)
+        wait_for(lambda: get(mesh.url + "/health").status_code == 200, "health says yes")
+        stream = completion(client, stream=True, max_tokens=5, extra_body={"session": "hold"})
+        (held,) = wait_for(lambda: list(mesh.live.values()), "it runs")
         mesh.tell(Health(0, serving=False, draining=True, reason="draining"))
         mesh.tell(Drain(10_000_000_000))
-        wait_for(lambda: httpx.get(mesh.url + "/health").status_code == 503, "new requests are refused")
+        wait_for(lambda: get(mesh.url + "/health").status_code == 503, "new requests are refused")
         with pytest.raises(openai.InternalServerError):
             completion(client)
-        # Its client does not read, so the stream cannot end.
         assert not mesh.drained.wait(0.5)
+        held.submit = msgspec.structs.replace(held.submit, session="")  # its script goes on
         assert list(stream)[-1].choices[0].finish_reason == "length"
-        assert mesh.drained.wait(5)
+        wait_for(mesh.drained.is_set, "the supervisor is told")
 
 
 def test_when_the_mesh_fails_running_requests_are_told_why():
@@ -89,7 +102,7 @@ def test_when_the_mesh_fails_running_requests_are_told_why():
         thread.start()
         wait_for(lambda: len(mesh.submits) == 2, "both run")
         mesh.tell(Health(0, serving=False, reason="rank-0.decode died"))
-        thread.join(5)
+        thread.join(PATIENCE_S)
         assert (answers[0].status_code, "rank-0.decode died" in answers[0].message) == (503, True)
         with pytest.raises(openai.APIError, match=r"rank-0\.decode died"):
             list(stream)
@@ -103,7 +116,7 @@ def test_stop_ends_the_process_with_open_requests():
             mesh.tell(Stop("told to"))
             assert mesh.wait_exit() == [0]
         with pytest.raises(httpx.ConnectError):
-            httpx.get(mesh.url + "/health")
+            get(mesh.url + "/health")
 
 
 STUCK = """
@@ -126,8 +139,7 @@ def test_a_loop_that_no_longer_turns_is_marked_with_a_bound(tmp_path):
 
     begin, end = tmp_path / "begin", tmp_path / "end"
     with FakeMesh(program=("-c", STUCK), env={"BEGIN": str(begin), "END": str(end)}, serve=False) as mesh:
-        wait_for(lambda: mesh.marks, "it reports")
-        assert not busy()
+        wait_for(lambda: mesh.marks and not busy(), "it reports that it turns")
         begin.touch()
         (mark,) = wait_for(busy, "it is marked")
         assert mark.bound_ns == LOOP_BOUND_NS
@@ -139,9 +151,9 @@ def test_before_the_mesh_serves_it_answers_503():
     capacity = Capacity(257, 16, 4096, 400, (0,), None, 0, 0)
     mesh = FakeMesh(capacity=capacity, serve=False)
     with mesh:
-        answer = httpx.get(mesh.url + "/health")
+        answer = get(mesh.url + "/health")
         assert (answer.status_code, answer.json()["reason"]) == (503, "the mesh is starting")
-        answer = httpx.post(mesh.url + "/v1/completions", json={"model": "tiny", "prompt": "x"})
+        answer = post(mesh.url + "/v1/completions", json={"model": "tiny", "prompt": "x"})
         assert answer.status_code == 503
         assert answer.json()["error"]["message"].endswith("the mesh is starting")
         assert answer.headers["retry-after"]
@@ -153,29 +165,30 @@ def test_limits_count_choices_and_requests():
         for raw in raws:
             send(raw, {"n": 2, "session": "hold", "stream": True})
         wait_for(lambda: len(mesh.submits) == 4, "four choices run")
-        answer = httpx.post(mesh.url + "/v1/completions", json={"model": "tiny", "prompt": "x"})
+        answer = post(mesh.url + "/v1/completions", json={"model": "tiny", "prompt": "x"})
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         raws[0].close()
         wait_for(lambda: len(mesh.cancels) == 2, "two are over")
-        answer = httpx.post(mesh.url + "/v1/completions", json={"model": "tiny", "prompt": "fox"})
-        assert answer.json()["choices"][0]["text"] == "fox"
+
+        def taken():
+            answer = post(mesh.url + "/v1/completions", json={"model": "tiny", "prompt": "fox"})
+            return answer.status_code == 200 and answer.json()["choices"][0]["text"] == "fox"
+
+        wait_for(taken, "there is room again")
 
 
 def test_several_processes_share_the_port_and_tell_themselves_apart():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with FakeMesh(port=port, processes=2) as mesh:
+    with port_for_several() as port, FakeMesh(port=port, processes=2) as mesh:
 
         def ask():
-            answer = httpx.post(mesh.url + "/v1/completions", json={"model": "tiny", "prompt": "fox"})
+            answer = post(mesh.url + "/v1/completions", json={"model": "tiny", "prompt": "fox"})
             assert answer.json()["choices"][0]["text"] == "fox"
             return {submit.gateway for submit in mesh.submits} == {0, 1}
 
         wait_for(ask, "both answer")
 
         def counted():
-            lines = httpx.get(mesh.url + "/metrics").text.splitlines()
+            lines = get(mesh.url + "/metrics").text.splitlines()
             counts = [line for line in lines if line.startswith('edgemesh_requests_total{endpoint="completions"')]
             return len(counts) == 2 and sum(float(line.split()[-1]) for line in counts) == len(mesh.submits)
 
@@ -189,7 +202,7 @@ def test_a_taken_port_is_a_clear_fault():
         mesh = FakeMesh(port=taken.getsockname()[1], spawn=False)
         with mesh:
             process = mesh.spawn(0)
-            assert process.wait(15) == 70
+            assert process.wait(PATIENCE_S) == 70
             assert "Address already in use" in mesh.log()
             assert "in use" in wait_for(lambda: mesh.faults, "the supervisor is told")[0]
 
@@ -208,13 +221,13 @@ def test_a_model_whose_text_cannot_be_read_is_a_clear_fault(content, reason):
         path.unlink()
         if content is not None:
             path.write_bytes(content)
-        assert mesh.spawn(0).wait(15) == 70
+        assert mesh.spawn(0).wait(PATIENCE_S) == 70
         assert re.search(reason, wait_for(lambda: mesh.faults, "the supervisor is told")[0])
 
 
 def test_the_gateway_is_small_and_knows_no_torch():
     with FakeMesh() as mesh:
-        assert httpx.post(mesh.url + "/v1/completions", json={"model": "tiny", "prompt": "fox"}).status_code == 200
+        assert post(mesh.url + "/v1/completions", json={"model": "tiny", "prompt": "fox"}).status_code == 200
         process = Path("/proc") / str(mesh.pid())
         status, maps = (process / "status").read_text(), (process / "maps").read_text()
     resident = next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line)

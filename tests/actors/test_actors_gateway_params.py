@@ -2,7 +2,7 @@
 
 import openai
 import pytest
-from gateway_fake_mesh import EOS, PROMPT, FakeMesh, completion, wait_for
+from gateway_fake_mesh import EOS, PATIENCE_S, PROMPT, FakeMesh, completion, wait_for
 from openai import OpenAI
 
 
@@ -14,7 +14,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def client(mesh):
-    with OpenAI(base_url=mesh.url + "/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with OpenAI(base_url=mesh.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
         yield made
 
 

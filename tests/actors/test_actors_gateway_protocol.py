@@ -32,7 +32,7 @@ async def application(scope, receive, send):
         body = b"no"
     elif path == "/flood":
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(1 << 14):
+        for _ in range(1 << 18):  # more than anyone reads in a test
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
         return
     else:
@@ -84,12 +84,15 @@ class Server:
         return said
 
 
-def run(scenario, keep_alive_s=0.5, **bounds):
-    """What ``scenario(server)`` returns."""
+PATIENCE_S = 60.0
+
+
+def run(scenario, keep_alive_s=PATIENCE_S, **bounds):
+    """What ``scenario(server)`` returns; a bound that it is not about never comes, however long this process stands still."""
 
     async def everything():
         told = []
-        shared = Bounds(**{"head_s": 0.4, "stall_s": 0.4, "tell": told.append} | bounds)
+        shared = Bounds(**{"head_s": PATIENCE_S, "stall_s": PATIENCE_S, "tell": told.append} | bounds)
         config = uvicorn.Config(
             application,
             port=0,
@@ -106,7 +109,7 @@ def run(scenario, keep_alive_s=0.5, **bounds):
             await asyncio.sleep(0.01)
         clients = Server(server.servers[0].sockets[0].getsockname()[:2], told, shared)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(2 * PATIENCE_S):
                 return await scenario(clients)
         finally:
             await clients.close()
@@ -141,7 +144,7 @@ TOO_LARGE = {
 def test_heads_are_bounded_in_every_part_and_pace(what, step):
     data, status = TOO_LARGE[what]
     pieces = [data[at : at + step] for at in range(0, len(data), step)]
-    said = run(lambda server: server.said(*pieces), head_s=10)
+    said = run(lambda server: server.said(*pieces))
     assert said.startswith(b"HTTP/1.1 %d " % status), said[:200]
     assert b"connection: close" in said
     assert b'"error"' in said
@@ -150,7 +153,7 @@ def test_heads_are_bounded_in_every_part_and_pace(what, step):
 @pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\n"])
 def test_a_head_without_end_is_refused(start):
     more = b"x" * 1000 if not start.endswith(b"1\r\n") else b"X: y\r\n" * 170
-    said = run(lambda server: server.said(start, *[more] * 200), head_s=10)
+    said = run(lambda server: server.said(start, *[more] * 200))
     assert said.split(b" ")[1] in {b"414", b"431"}
 
 
@@ -218,7 +221,7 @@ def test_random_bytes_get_an_answer_or_an_end_and_break_nothing():
     async def scenario(server):
         await asyncio.gather(*(one(server) for _ in range(150)))
 
-    run(scenario, keep_alive_s=0.3)
+    run(scenario, keep_alive_s=0.3, head_s=0.4)
 
 
 def test_what_is_malformed_after_a_good_request_waits_for_its_answer():
@@ -243,31 +246,42 @@ def test_pipelined_requests_are_answered_in_order_up_to_a_bound():
     assert b"pipeline_too_long" in said
 
 
-def test_a_slow_head_and_an_idle_connection_end_in_time():
-    async def timed(server, *pieces, **kwargs):
-        start = time.monotonic()
-        return await server.said(*pieces, **kwargs), time.monotonic() - start
+SOON_S = PATIENCE_S / 2
+"""A bound of seconds that was kept on a busy machine; one that was not is told by ``PATIENCE_S``."""
 
+
+async def timed(server, *pieces, **kwargs):
+    start = time.monotonic()
+    return await server.said(*pieces, **kwargs), time.monotonic() - start
+
+
+def test_a_connection_that_says_nothing_ends_in_time():
+    silent, silent_s = run(timed, head_s=0.4)
+    assert (silent, 0.3 < silent_s < SOON_S) == (b"", True)
+
+
+def test_an_idle_connection_ends_in_time():
+    idle, idle_s = run(lambda server: timed(server, GET), keep_alive_s=0.5)
+    assert idle.startswith(b"HTTP/1.1 200 ")
+    assert 0.4 < idle_s < SOON_S
+
+
+def test_a_slow_head_ends_in_time_be_it_the_first_or_the_second():
     async def scenario(server):
-        silent, silent_s = await timed(server)
-        assert (silent, 0.3 < silent_s < 3) == (b"", True)
-        slow, slow_s = await timed(server, *(GET[at : at + 1] for at in range(10)), pause_s=0.1)
-        assert slow.startswith(b"HTTP/1.1 408 ")
-        assert slow_s < 3
-        idle, idle_s = await timed(server, GET)
-        assert idle.startswith(b"HTTP/1.1 200 ")
-        assert 0.4 < idle_s < 3
+        slow = timed(server, *(GET[at : at + 1] for at in range(30)), pause_s=0.1)
         # After an answer, the next head has as long as the first.
-        second, second_s = await timed(server, GET, b"GET /")
-        assert b"HTTP/1.1 408 " in second
-        assert second_s < 3
+        (slow, slow_s), (second, second_s) = await asyncio.gather(slow, timed(server, GET, b"GET /"))
+        assert slow.startswith(b"HTTP/1.1 408 ")
+        assert b"HTTP/1.1 408 " in second.removeprefix(b"HTTP/1.1 200 ")
+        assert max(slow_s, second_s) < SOON_S
         assert server.told == ["head_timeout"] * 2
 
-    run(scenario)
+    run(scenario, head_s=2)
 
 
 def test_a_slow_head_behind_a_running_answer_does_not_cut_it():
-    said = run(lambda server: server.said(POST + b"Content-Length: 1\r\n\r\n", b"x" + b"GET /", pause_s=0.2))
+    pieces = POST + b"Content-Length: 1\r\n\r\n", b"x" + b"GET /"
+    said = run(lambda server: server.said(*pieces, pause_s=0.2), head_s=2)
     assert said.startswith(b"HTTP/1.1 200 ")
     assert b"HTTP/1.1 408 " in said
 
@@ -277,14 +291,14 @@ def test_bodies_are_not_bound_by_the_heads_limits(size):
     async def scenario(server):
         reader, writer = await server.connect()
         sizes = []
-        for _ in range(3):
+        for _ in range(2):
             writer.write(POST + b"Content-Length: %d\r\n\r\n" % size)
-            await asyncio.sleep(0.45)  # longer than a head may take
+            await asyncio.sleep(1.6)  # longer than a head may take
             writer.write(b"x" * size)
             sizes.append(int((await answer(reader))[1]))
         return sizes
 
-    assert run(scenario, keep_alive_s=5) == [size] * 3
+    assert run(scenario, head_s=1.5) == [size] * 2
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -300,7 +314,7 @@ def test_a_body_that_was_not_read_keeps_the_connection_only_if_it_comes(complete
         assert await reader.read() == b""
         return time.monotonic() - start
 
-    assert run(scenario) < 5
+    assert run(scenario, keep_alive_s=2) < SOON_S
 
 
 def test_a_client_that_waits_for_100_gets_it_or_its_answer_and_an_end():
@@ -316,7 +330,7 @@ def test_a_client_that_waits_for_100_gets_it_or_its_answer_and_an_end():
         assert (await answer(reader))[1] == b"no"
         assert await reader.read() == b""
 
-    run(scenario, keep_alive_s=5)
+    run(scenario)
 
 
 def test_a_stream_in_http_1_0_has_no_chunks_and_ends_with_the_connection():
@@ -347,7 +361,7 @@ def test_a_wish_for_another_protocol_is_passed_over_and_its_body_read(framing, s
             await asyncio.sleep(0)
         return [(await answer(reader))[1] for _ in range(3)]
 
-    assert run(scenario, head_s=10) == [b"5", b"0", b"0"]
+    assert run(scenario) == [b"5", b"0", b"0"]
 
 
 def test_a_client_that_does_not_read_is_cut_and_one_that_reads_is_not():
@@ -366,10 +380,10 @@ def test_a_client_that_does_not_read_is_cut_and_one_that_reads_is_not():
             left = 0
             while more := await loop.sock_recv(slow, 1 << 20):
                 left += len(more)
-        assert 0 < left < 16 << 20  # what the kernel held of a gibibyte
+        assert 0 < left < 16 << 20  # what the kernel held of all that
         assert await reader.read(1 << 16)
 
-    run(scenario)
+    run(scenario, stall_s=3)
 
 
 def test_too_many_connections_end_an_idle_one_or_are_refused():
@@ -393,7 +407,7 @@ def test_too_many_connections_end_an_idle_one_or_are_refused():
         while len(server.bounds.connections) != 3:  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.01)
 
-    run(scenario, max_connections=3, head_s=10, keep_alive_s=10)
+    run(scenario, max_connections=3)
 
 
 def test_a_drain_closes_what_is_idle_and_ends_every_other_connection_with_its_answer():
@@ -405,7 +419,7 @@ def test_a_drain_closes_what_is_idle_and_ends_every_other_connection_with_its_an
         streamed = await server.connect()
         streamed[1].write(STREAMED)
         assert await streamed[0].readuntil(b"more ")
-        while len(server.bounds.idle) != 1:  # noqa: ASYNC110 - the server has no event for it
+        while not server.bounds.idle:  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.01)
         server.bounds.drain()
         assert await idle[0].read() == b""
@@ -418,4 +432,4 @@ def test_a_drain_closes_what_is_idle_and_ends_every_other_connection_with_its_an
         assert b"connection: close" in said
         assert (await server.said(GET)).count(b"connection: close") == 1
 
-    run(scenario, head_s=10, keep_alive_s=10)
+    run(scenario)

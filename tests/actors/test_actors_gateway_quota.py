@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import os
-import socket
+import re
 from types import SimpleNamespace
 
-import httpx
 import pytest
-from gateway_fake_mesh import FakeMesh, completion, connect, wait_for
+from gateway_fake_mesh import PATIENCE_S, FakeMesh, completion, connect, get, port_for_several, post, wait_for
 from openai import OpenAI, RateLimitError
 
 from edgemesh.actors import gateway_keys
@@ -22,8 +21,11 @@ from edgemesh.runtime.trace import ListTrace
 
 
 def private(path, text):
-    path.write_text(text)
-    path.chmod(0o600)
+    """Write a file whole: whoever looks at it at any moment sees what it was before, or this."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(text)
+    fresh.chmod(0o600)
+    fresh.replace(path)
     return str(path)
 
 
@@ -125,7 +127,7 @@ def test_a_changed_file_counts_once_it_rests_and_a_broken_one_changes_nothing(tm
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
 def test_a_file_under_way_is_not_read(tmp_path):
@@ -216,25 +218,22 @@ def test_tokens_a_minute_count_prompts_at_once_and_output_at_the_end(quotas):
 def ask(mesh, name, **body):
     headers = {"x-api-key": name} if name.startswith("x-") else {"authorization": f"Bearer {name}"}
     asked = {"model": "tiny", "prompt": "fox", "max_tokens": 1} | body
-    return httpx.post(mesh.url + "/v1/completions", headers=headers, json=asked)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return post(mesh.url + "/v1/completions", headers=headers, json=asked)
 
 
 def test_limits_hold_over_all_processes_and_keys_change_without_a_restart(tmp_path):
     path = tmp_path / "keys"
-    text = f"{hashed_line('open', 'agents', KeyLimits(3))}\nx-rate requests_per_minute=5\ntokens tokens_per_minute=40\nfree\n"
-    settings = {"processes": 2, "port": free_port(), "key_requests_per_minute": 1000}
-    with FakeMesh(api_keys_file=private(path, text), **settings) as mesh, contextlib.ExitStack() as stack:
+    text = f"{hashed_line('open', 'agents', KeyLimits(3))}\nx-rate requests_per_minute=1\ntokens tokens_per_minute=40\nfree\n"
+    settings = {"processes": 2, "key_requests_per_minute": 1000}
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(port_for_several())
+        mesh = stack.enter_context(FakeMesh(api_keys_file=private(path, text), port=port, **settings))
+        open_ones = stack.enter_context(contextlib.ExitStack())
         # Each request has a connection of its own, and any process may get it.
         statuses = [ask(mesh, "x-rate").status_code for _ in range(8)]
-        assert (statuses[:5], set(statuses[5:])) == ([200] * 5, {429})
+        assert (statuses[0], set(statuses[1:])) == (200, {429})
         for _ in range(3):
-            raw = stack.enter_context(connect(mesh))
+            raw = open_ones.enter_context(connect(mesh))
             content = b'{"model": "tiny", "prompt": "fox", "session": "hold"}'
             head = (
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer open\r\nContent-Length: %d\r\n\r\n"
@@ -253,7 +252,7 @@ def test_limits_hold_over_all_processes_and_keys_change_without_a_restart(tmp_pa
             "/tokenize",
         ):
             for name in ("x-rate", "open"):
-                answer = httpx.post(mesh.url + place, headers={"x-api-key": name}, json={})
+                answer = post(mesh.url + place, headers={"x-api-key": name}, json={})
                 assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error"), place
                 assert int(answer.headers["retry-after-ms"]) > 0
         # What one key has used is no other's loss.
@@ -261,26 +260,28 @@ def test_limits_hold_over_all_processes_and_keys_change_without_a_restart(tmp_pa
         assert answer.status_code == 200
         assert answer.headers["x-ratelimit-limit-requests"] == "1000"
         assert answer.headers["x-ratelimit-remaining-requests"] == "999"
-        used = [ask(mesh, "tokens", prompt="the quick brown fox", max_tokens=8) for _ in range(12)]
-        statuses = [answer.status_code for answer in used]
-        assert statuses == sorted(statuses)
-        assert {200, 429} == set(statuses)
+        used = [ask(mesh, "tokens", prompt="the quick brown fox", max_tokens=8)]
+        while used[-1].status_code == 200 and len(used) < 12:
+            used.append(ask(mesh, "tokens", prompt="the quick brown fox", max_tokens=8))
+        assert (used[0].status_code, used[-1].status_code) == (200, 429)
         assert used[0].headers["x-ratelimit-limit-tokens"] == "40"
-        for _ in range(3):
-            stack.pop_all().close()
+        open_ones.close()
         wait_for(lambda: ask(mesh, "open").status_code == 200, "the open ones are over")
 
-        processes = {submit.gateway for submit in mesh.submits}
-        assert processes == {0, 1}
+        def every_process():
+            return ask(mesh, "free").status_code == 200 and {submit.gateway for submit in mesh.submits} == {0, 1}
+
+        wait_for(every_process, "each process has had a request")
         private(path, "another\n")
-        wait_for(lambda: [ask(mesh, "another").status_code for _ in range(8)] == [200] * 8, "the new file counts")
-        wait_for(lambda: {ask(mesh, "free").status_code for _ in range(8)} == {401}, "and the old one does not")
+        wait_for(lambda: len(mesh.trace("keys.loaded")) == 2, "each process has read the new file")
+        assert [ask(mesh, "another").status_code for _ in range(8)] == [200] * 8
+        assert {ask(mesh, "free").status_code for _ in range(8)} == {401}
         private(path, "broken max_requests=\n")
         wait_for(lambda: len(mesh.trace("keys.refused")) == 2, "it is refused")
         assert ask(mesh, "another").status_code == 200
 
         def stale():
-            text = httpx.get(mesh.url + "/metrics").text
+            text = get(mesh.url + "/metrics").text
             return text.count("\nedgemesh_api_keys_stale{") == text.count(
                 "\nedgemesh_api_keys_stale{gateway="
             ) == 2 and [
@@ -289,18 +290,18 @@ def test_limits_hold_over_all_processes_and_keys_change_without_a_restart(tmp_pa
 
         wait_for(stale, "the metrics say so")
         shown = (
-            httpx.get(mesh.url + "/metrics").text
+            get(mesh.url + "/metrics").text
             + "".join(each.read_text() for each in mesh.run_dir.parent.rglob("*.jsonl"))
             + mesh.log()
         )
         for secret in ("another", "free", "x-rate", digest_of(b"another").hex()):
             assert f'"{secret}' not in shown
             assert f"={secret}" not in shown
-        assert 'edgemesh_limited_requests_total{gateway="gateway-0",limit="max_requests"}' in shown
+        assert re.search(r'edgemesh_limited_requests_total\{gateway="gateway-[01]",limit="max_requests"\}', shown)
 
 
 def test_an_openai_client_waits_as_long_as_it_is_told():
-    with FakeMesh(env={"EDGEMESH_API_KEYS": "k"}, key_requests_per_minute=120) as mesh:
+    with FakeMesh(env={"EDGEMESH_API_KEYS": "k"}, key_requests_per_minute=60) as mesh:
         with OpenAI(base_url=mesh.url + "/v1", api_key="k", max_retries=0) as client:
             caught = None
             while caught is None:
@@ -308,7 +309,7 @@ def test_an_openai_client_waits_as_long_as_it_is_told():
                     completion(client, max_tokens=1)
                 except RateLimitError as error:
                     caught = error
-            assert 0 < int(caught.response.headers["retry-after-ms"]) <= 500
+            assert 0 < int(caught.response.headers["retry-after-ms"]) <= 1000
             assert caught.code == "rate_limit_exceeded"
         with OpenAI(base_url=mesh.url + "/v1", api_key="k", max_retries=4) as client:
             assert [completion(client, max_tokens=1).choices for _ in range(2)]
@@ -316,9 +317,9 @@ def test_an_openai_client_waits_as_long_as_it_is_told():
 
 def test_without_keys_all_clients_share_the_topologys_limits():
     with FakeMesh(key_requests_per_minute=2) as mesh:
-        answers = [httpx.post(mesh.url + "/tokenize", json={"prompt": "fox"}), ask(mesh, "a"), ask(mesh, "b")]
+        answers = [post(mesh.url + "/tokenize", json={"prompt": "fox"}), ask(mesh, "a"), ask(mesh, "b")]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
-        assert httpx.get(mesh.url + "/v1/models").status_code == 200
+        assert get(mesh.url + "/v1/models").status_code == 200
 
 
 def test_a_gateway_with_unusable_keys_does_not_start(tmp_path):
@@ -326,5 +327,5 @@ def test_a_gateway_with_unusable_keys_does_not_start(tmp_path):
     path.write_text("plain\n")
     os.chmod(path, 0o644)  # noqa: PTH101 - as a user would
     with FakeMesh(spawn=False, api_keys_file=str(path)) as mesh:
-        assert mesh.spawn(0).wait(15) == 70
+        assert mesh.spawn(0).wait(PATIENCE_S) == 70
         assert "open to others" in wait_for(lambda: mesh.faults, "the supervisor is told")[0]

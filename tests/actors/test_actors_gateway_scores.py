@@ -4,7 +4,7 @@ import json
 
 import httpx
 import pytest
-from gateway_fake_mesh import FakeMesh, scored
+from gateway_fake_mesh import PATIENCE_S, FakeMesh, scored
 
 from edgemesh.actors import gateway_scores
 from edgemesh.actors.gateway_scores import ScoreRoom
@@ -25,7 +25,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def http(mesh):
-    with httpx.Client(base_url=mesh.url, timeout=20) as made:
+    with httpx.Client(base_url=mesh.url, timeout=PATIENCE_S) as made:
         yield made
 
 

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
-from gateway_fake_mesh import FakeMesh, connect, send, wait_for
+from gateway_fake_mesh import PATIENCE_S, FakeMesh, connect, send, wait_for
 from openai import AsyncOpenAI, OpenAI
 
 SAID = "user\nhello 🎉\nassistant\n"
@@ -23,19 +23,19 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def client(mesh):
-    with OpenAI(base_url=mesh.url + "/v1", api_key="secret", max_retries=0, timeout=20) as made:
+    with OpenAI(base_url=mesh.url + "/v1", api_key="secret", max_retries=0, timeout=PATIENCE_S) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def claude(mesh):
-    with Anthropic(base_url=mesh.url, api_key="secret", max_retries=0, timeout=20) as made:
+    with Anthropic(base_url=mesh.url, api_key="secret", max_retries=0, timeout=PATIENCE_S) as made:
         yield made
 
 
 @pytest.fixture
 def http(mesh):
-    with httpx.Client(base_url=mesh.url, timeout=20, headers={"x-api-key": "secret"}) as made:
+    with httpx.Client(base_url=mesh.url, timeout=PATIENCE_S, headers={"x-api-key": "secret"}) as made:
         yield made
 
 
@@ -315,13 +315,12 @@ def test_what_fails_after_it_began_is_the_last_event(http, mesh):
 @pytest.mark.parametrize(("path", "body"), [("/v1/responses", response()), ("/v1/messages", message())])
 def test_a_client_that_goes_away_is_cancelled_at_its_group(mesh, http, path, body, stream):
     before = len(mesh.cancels)
-    connection = connect(mesh)
     content = body | {"stream": stream, "session": "endless", "max_tokens": 3000}
     if path == "/v1/responses":
         content["max_output_tokens"] = content.pop("max_tokens")
-    send(connection, content, path, "secret")
-    wait_for(lambda: mesh.live, "the request runs")
-    connection.close()
+    with connect(mesh) as connection:
+        send(connection, content, path, "secret")
+        wait_for(lambda: mesh.live, "the request runs")
     wait_for(lambda: len(mesh.cancels) > before, "its group is told")
     wait_for(lambda: not mesh.live, "nothing runs")
 
@@ -341,8 +340,8 @@ def test_sixteen_at_once_get_their_own_answers(mesh):
 
     async def everyone():
         async with (
-            AsyncOpenAI(base_url=mesh.url + "/v1", api_key="secret", max_retries=0, timeout=30) as client,
-            AsyncAnthropic(base_url=mesh.url, api_key="secret", max_retries=0, timeout=30) as claude,
+            AsyncOpenAI(base_url=mesh.url + "/v1", api_key="secret", max_retries=0, timeout=PATIENCE_S) as client,
+            AsyncAnthropic(base_url=mesh.url, api_key="secret", max_retries=0, timeout=PATIENCE_S) as claude,
         ):
             return await asyncio.gather(*(one(client, claude, number) for number in range(16)))
 

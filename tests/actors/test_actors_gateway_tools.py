@@ -1,8 +1,7 @@
 """Calls of tools and reasoning through the real gateway: a scripted mesh says what the user quotes."""
 
-import httpx
 import pytest
-from gateway_fake_mesh import FakeMesh
+from gateway_fake_mesh import PATIENCE_S, FakeMesh, post, wait_for
 from openai import OpenAI
 
 TOOLS = [
@@ -21,7 +20,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def client(mesh):
-    with OpenAI(base_url=mesh.url + "/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with OpenAI(base_url=mesh.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
         yield made
 
 
@@ -139,7 +138,7 @@ def test_reasoning_ends_where_its_budget_does(client, mesh, budget):
     first, second, *_ = mesh.submits[before:]
     assert (second.attempt, second.request) == (1, first.request)
     assert second.emitted.tolist()[-len(closing) :] == closing
-    assert first.request in {cancel.request for cancel in mesh.cancels}
+    wait_for(lambda: first.request in {cancel.request for cancel in mesh.cancels}, "the first attempt is cancelled")
 
 
 def test_a_budget_without_room_for_an_answer_ends_for_its_length(client):
@@ -163,9 +162,7 @@ def test_no_budget_at_all_ends_reasoning_in_the_prompt(client, mesh):
 
 def test_tokenize_shows_what_tools_cost(mesh):
     body = {"messages": [{"role": "user", "content": "q"}]}
-    counts = [
-        httpx.post(f"{mesh.url}/tokenize", json=body | fields).json()["count"] for fields in ({}, {"tools": TOOLS})
-    ]
+    counts = [post(f"{mesh.url}/tokenize", json=body | fields).json()["count"] for fields in ({}, {"tools": TOOLS})]
     assert counts[1] > counts[0] + 50
 
 
@@ -194,6 +191,6 @@ def test_a_grammar_that_cannot_be_kept_to_names_the_tools(mesh):
     costly = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 1000003}}, "required": ["a"]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": costly}}]
     body = {"model": "tiny", "messages": [{"role": "user", "content": "q"}], "tools": tools, "tool_choice": "required"}
-    answer = httpx.post(f"{mesh.url}/v1/chat/completions", json=body, timeout=60)
+    answer = post(f"{mesh.url}/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "tools[0].function.parameters"
