@@ -293,7 +293,7 @@ def test_bodies_are_not_bound_by_the_heads_limits(size):
         sizes = []
         for _ in range(2):
             writer.write(POST + b"Content-Length: %d\r\n\r\n" % size)
-            await asyncio.sleep(1.6)  # longer than a head may take
+            await asyncio.sleep(1.1 * server.bounds.head_s)  # longer than a head may take
             writer.write(b"x" * size)
             sizes.append(int((await answer(reader))[1]))
         return sizes
