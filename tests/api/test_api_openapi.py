@@ -163,7 +163,7 @@ def test_every_event_of_a_stream_is_what_the_document_says(takes, chunks, kind, 
     ends = [made.last(Ending("stop")), made.last(Ending("stop", stop='"}')), made.last(Ending("stop", token=2))]
     events = [*said, *(with_token_ids(event, [3, 4]) for event in (*said, *ends)), *ends, usage_frame(head, USAGE)]
     for first in filter(None, (made.first(), said[0])):
-        events += [first, with_prompt(first, [1, 2], chat=chat)]
+        events += [first, with_prompt(first, b"[1,2]", chat=chat)]
     if include_usage:
         events.append(with_usage(made.text("x"), USAGE))
     for event in events:
