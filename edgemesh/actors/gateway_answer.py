@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Send
 
 from edgemesh.actors.gateway_http import ClientGoneError, begin_events
-from edgemesh.actors.gateway_streams import Flight, Stream, Streams
+from edgemesh.actors.gateway_streams import TURN_NS, Flight, Stream, Streams
 from edgemesh.api.errors import ApiError
 from edgemesh.api.events import Content, Event
 from edgemesh.api.extras import ranked, with_prompt, with_token_ids, with_usage
@@ -30,9 +30,6 @@ REASONS: Final = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 INLINE_SCORES: Final = 4096
 """More log-probabilities (or tokens) than this are put into words in a worker thread: they would hold up every other answer."""
-
-TURN_NS: Final = 4_000_000
-"""After so long with the choices of one answer, all others have their turn."""
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode

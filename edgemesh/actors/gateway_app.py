@@ -157,10 +157,10 @@ class Pages:
         with self._service.visited(scope) as model:
             async with self._service.bodies.read(scope, receive) as body:
                 answer = await self._tokenized(body, model)
-        await respond(send, 200, msgspec.json.encode(answer))
+        await respond(send, 200, answer)
 
-    async def _tokenized(self, body: bytes, model: Model) -> Tokenized:
-        request = self._service.decoder.decode(body, TokenizeRequest)
+    async def _tokenized(self, body: bytes, model: Model) -> bytes:
+        request = await self._service.read(body, lambda: self._service.decoder.decode(body, TokenizeRequest))
         check_tokenize(request, model.limits)
         text = model.text
         messages, prompt = request.messages, request.prompt
@@ -177,20 +177,18 @@ class Pages:
                 documents=request.documents,
                 continue_final_message=request.continue_final_message is True,
             )
-            return text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
+            return text.encode(rendered, add_special_tokens=request.add_special_tokens is True, param="messages")
 
         ids = await self._service.work(1 << 30 if messages else len(prompt or ""), encode)
-        strings = None
-        if request.return_token_strs:
-            strings = await self._service.work(
-                len(ids), lambda: [text.pieces.bytes_of(each).decode(errors="replace") for each in ids]
-            )
-        return Tokenized(
-            tokens=ids,
-            count=len(ids),
-            max_model_len=model.limits.context,
-            token_strs=strings,
-        )
+
+        def answer() -> bytes:
+            strings = None
+            if request.return_token_strs:
+                strings = [text.pieces.bytes_of(each).decode(errors="replace") for each in ids]
+            found = Tokenized(tokens=ids, count=len(ids), max_model_len=model.limits.context, token_strs=strings)
+            return msgspec.json.encode(found)
+
+        return await self._service.work(len(ids), answer)
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/detokenize``."""
@@ -200,8 +198,12 @@ class Pages:
         await respond(send, 200, msgspec.json.encode(Detokenized(prompt=text)))
 
     async def _detokenized(self, body: bytes, model: Model) -> str:
-        request = self._service.decoder.decode(body, DetokenizeRequest)
-        check_detokenize(request, model.limits)
+        def read() -> DetokenizeRequest:
+            request = self._service.decoder.decode(body, DetokenizeRequest)
+            check_detokenize(request, model.limits)
+            return request
+
+        request = await self._service.read(body, read)
         skip = request.skip_special_tokens is True
         return await self._service.work(
             len(request.tokens), lambda: model.text.decode(request.tokens, skip_special_tokens=skip)

@@ -58,12 +58,12 @@ def checker(tokenizer: Path, vocab: int, eos: Sequence[int], log: Path) -> Start
     return start
 
 
-async def constrained(request: Request, job: Job) -> Job:
-    """The job with what its request says of its output's form. Raises ``ApiError``."""
+async def constrained(request: Request, job: Job, *, large: bool = False) -> Job:
+    """The job with what its request, which may be ``large``, says of its output's form. Raises ``ApiError``."""
     param = constrained_by(request)
     if not param:
         return job
-    if weight(request) <= INLINE_CHARS:
+    if not large and weight(request) <= INLINE_CHARS:
         source = constraint(request)
     else:
         source = await anyio.to_thread.run_sync(constraint, request, limiter=_large)

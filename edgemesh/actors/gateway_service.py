@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
@@ -23,6 +23,7 @@ from edgemesh.actors.gateway_outbox import Sender
 from edgemesh.actors.gateway_quota import Quotas
 from edgemesh.actors.gateway_scores import ScoreRoom
 from edgemesh.actors.gateway_streams import Flight, Stream, Streams
+from edgemesh.actors.gateway_weights import BODY_BYTES, INLINE_CHARS, TOKENS, TOOL_CHARS, WORD_CHARS, of_chat
 from edgemesh.api.asking import Asked, ask
 from edgemesh.api.calling import with_calls
 from edgemesh.api.chat import text_of
@@ -30,9 +31,10 @@ from edgemesh.api.check import Prompt, check_chat, check_completion
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.detokenize import IdPieces, Pieces
 from edgemesh.api.errors import ApiError, timed_out, too_busy, unavailable
+from edgemesh.api.extent import SMALL_BYTES
 from edgemesh.api.forms import ChatForm, CompletionForm, Form
 from edgemesh.api.limits import Limits
-from edgemesh.api.openai import ChatMessage, ChatRequest, CompletionRequest, Request
+from edgemesh.api.openai import ChatRequest, CompletionRequest, Request
 from edgemesh.api.parser import MessageParser
 from edgemesh.api.resolve import Job, resolve_chat, resolve_completion
 from edgemesh.api.stream import TextStream
@@ -40,12 +42,6 @@ from edgemesh.api.telling import Telling
 from edgemesh.api.text import ModelText
 from edgemesh.api.words import bad_words
 from edgemesh.runtime.clock import monotonic_ns, wall_ns
-
-INLINE_CHARS: Final = 512
-"""Longer texts are tokenised in a worker thread: the tokenizer lets go of the interpreter's lock, and the way there takes as long as so many characters do."""
-
-TURN_CHARS: Final = 64
-"""What rendering one turn costs beside its text, in characters."""
 
 WORKERS: Final = 4
 T = TypeVar("T")
@@ -184,8 +180,8 @@ class Service:
             return await prepare(model, name, scope, body)
 
     async def _prepare_chat(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
-        request = self.decoder.decode(body, ChatRequest)
-        outer, job = await self.conversation(model, name, "chat", scope, request)
+        request = await self.read(body, lambda: self.decoder.decode(body, ChatRequest))
+        outer, job = await self.conversation(model, name, "chat", scope, request, body)
         opening = text_of(request.messages[-1]) if request.echo else ""
         return outer, job, ChatForm(_pieces(model.text, request), metadata=request.metadata, opening=opening)
 
@@ -196,6 +192,7 @@ class Service:
         endpoint: str,
         scope: Scope,
         request: ChatRequest,
+        body: bytes,
         client: dict[str, str] | None = None,
     ) -> tuple[str, Job]:
         """The client's own name of a chat, and its job, whichever endpoint it came by. Raises ``ApiError``.
@@ -204,41 +201,46 @@ class Service:
         """
         outer = self._received(name, endpoint, scope, request, client)
         start = monotonic_ns()
-        asked = await self.ask(model, request)
+        asked = await self.ask(model, request, body)
         self._tokenised(name, len(asked.ids), start)
         words = await self._bad_words(model.text, request)
-        job = resolve_chat(request, asked.ids, model.limits, secrets.randbits(63), words)
-        job = msgspec.structs.replace(await constrained(request, job), parsing=asked.parsing)
-        size = len(msgspec.json.encode(request.tools)) if request.tools else 0
+        seed = secrets.randbits(63)
+        size = len(asked.ids) // TOKENS
+        job = await self.work(size, lambda: resolve_chat(request, asked.ids, model.limits, seed, words))
+        job = await constrained(request, job, large=len(body) > SMALL_BYTES)
+        job = msgspec.structs.replace(job, parsing=asked.parsing)
+        size = TOOL_CHARS * len(request.tools or ()) if job.parsing is not None else 0
         return outer, await self.work(size, lambda: with_calls(request, job, model.text.added))
 
-    async def ask(self, model: Model, request: ChatRequest) -> Asked:
-        """A chat as the model is asked. Raises ``ApiError``."""
+    async def ask(self, model: Model, request: ChatRequest, body: bytes) -> Asked:
+        """A chat, that came in this body, as the model is asked. Raises ``ApiError``."""
         check_chat(request, model.limits)
-        size = sum(_length(message) for message in request.messages)
-        size += len(msgspec.json.encode(request.tools)) if request.tools else 0
-        return await self.work(size, lambda: ask(model.text, request))
+        return await self.work(of_chat(request, body), lambda: ask(model.text, request))
+
+    async def read(self, body: bytes, call: Callable[[], T]) -> T:
+        """Run ``call``, which decodes a body, here if that is small, else in a worker thread."""
+        return await self.work(len(body) // BODY_BYTES, call)
 
     async def _prepare_completion(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
-        request = self.decoder.decode(body, CompletionRequest)
+        request = await self.read(body, lambda: self.decoder.decode(body, CompletionRequest))
         outer = self._received(name, "completions", scope, request)
-        prompts = check_completion(request, model.limits)
+        prompts = await self.read(body, lambda: check_completion(request, model.limits))
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         special = request.add_special_tokens is not False
         start = monotonic_ns()
         ids = await self.work(size, lambda: [_encode(model.text, prompt, special=special) for prompt in prompts])
-        self._tokenised(name, sum(map(len, ids)), start)
+        tokens = sum(map(len, ids))
+        self._tokenised(name, tokens, start)
         words = await self._bad_words(model.text, request)
-        job = resolve_completion(request, ids, model.limits, secrets.randbits(63), words)
-        job = await constrained(request, job)
-        if request.truncate_prompt_tokens is not None:
-            prompts = [prompt.tolist() for prompt in job.prompts]
-        echoes = [_echo(model.text, prompt) for prompt in prompts] if request.echo else []
+        seed = secrets.randbits(63)
+        job = await self.work(tokens // TOKENS, lambda: resolve_completion(request, ids, model.limits, seed, words))
+        job = await constrained(request, job, large=len(body) > SMALL_BYTES)
+        echoes = await self.work(tokens, lambda: _echoes(model.text, request, prompts, job)) if request.echo else []
         return outer, job, CompletionForm(_pieces(model.text, request), echoes)
 
     async def _bad_words(self, text: ModelText, request: Request) -> tuple[tuple[int, ...], ...]:
         words = request.bad_words or []
-        return await self.work(sum(map(len, words)), lambda: bad_words(text, words))
+        return await self.work(sum(WORD_CHARS + len(word) for word in words), lambda: bad_words(text, words))
 
     def _flight(self, name: str, job: Job, model: Model, started: int) -> Flight:
         if len(self.streams) + len(job.choices) > self._max_streams:
@@ -273,7 +275,7 @@ class Service:
         watch = asyncio.create_task(_watch(receive, flight))
         timer = self._timer(flight)
         try:
-            self.streams.submit(flight)
+            await self.streams.submit(flight)
             self.metrics.prompt(flight.job.prompt_tokens)
             await answer.admitted()
             failure = None
@@ -365,15 +367,6 @@ def _full(limit: int) -> ApiError:
     return too_busy(f"this server answers {limit} requests already, the most that it takes at once", 1)
 
 
-def _length(message: ChatMessage) -> int:
-    """About how many characters of work a message is; one without text is some, too."""
-    content = message.content
-    if isinstance(content, list):
-        return sum(TURN_CHARS + len(part.text) for part in content)
-    calls = sum(TURN_CHARS + len(call.function.arguments) for call in message.tool_calls or ())
-    return TURN_CHARS + len(content or "") + len(message.reasoning_content or "") + calls
-
-
 def _pieces(text: ModelText, request: Request) -> Pieces:
     """How log-probabilities name tokens."""
     return IdPieces(text.pieces) if request.return_tokens_as_token_ids else text.pieces
@@ -383,5 +376,8 @@ def _encode(text: ModelText, prompt: Prompt, *, special: bool) -> list[int]:
     return text.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
 
 
-def _echo(text: ModelText, prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else text.decode(prompt, skip_special_tokens=True)
+def _echoes(text: ModelText, request: CompletionRequest, prompts: Sequence[Prompt], job: Job) -> list[str]:
+    """The text of each prompt, or of what was left of it."""
+    if request.truncate_prompt_tokens is not None:
+        prompts = [prompt.tolist() for prompt in job.prompts]
+    return [prompt if isinstance(prompt, str) else text.decode(prompt, skip_special_tokens=True) for prompt in prompts]

@@ -29,6 +29,9 @@ CREDIT: Final = 512
 
 LEAST_CREDIT: Final = 32
 
+TURN_NS: Final = 4_000_000
+"""After so long with one request's choices, all others have their turn."""
+
 UNLIMITED: Final = 1 << 20
 ORPHANS: Final = 1 << 16
 """Cancelled choices whose group is not known yet, of which a gateway remembers the latest."""
@@ -200,11 +203,17 @@ class Streams:
     def __len__(self) -> int:
         return len(self._open)
 
-    def submit(self, flight: Flight) -> None:
-        """Send every choice to the router. Raises ``ApiError`` where it cannot take them; then none is left behind."""
-        job = flight.job
+    async def submit(self, flight: Flight) -> None:
+        """Send every choice to the router. Raises ``ApiError`` where it cannot take them.
+
+        Where there are many, or a choice says much, others have their turn in between.
+        """
+        job, start = flight.job, self._port.now()
         for stream in flight.streams:
             self._submit(stream, job.pin)
+            if self._port.now() - start > TURN_NS:
+                await asyncio.sleep(0)
+                start = self._port.now()
 
     def force(self, stream: Stream, tokens: Sequence[int]) -> None:
         """Put tokens behind what was read of a stream, and have it go on from there; what it drew beyond that is dropped.

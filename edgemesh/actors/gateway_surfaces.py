@@ -18,6 +18,7 @@ from edgemesh.api.messages import MESSAGES, CountTokensRequest, MessagesRequest
 from edgemesh.api.messages_chat import chat_of_messages
 from edgemesh.api.messages_events import MessageMaker
 from edgemesh.api.messages_replies import OriginalTokens, TokenCount
+from edgemesh.api.openai import ChatRequest
 from edgemesh.api.responses import RESPONSES, ResponsesRequest
 from edgemesh.api.responses_chat import chat_of_response
 from edgemesh.api.responses_events import ResponseMaker
@@ -28,6 +29,8 @@ from edgemesh.api.translation import Translation, request_of
 from edgemesh.runtime.clock import wall_ns
 
 SECOND: Final = 1_000_000_000
+Read = tuple[Translation, ChatRequest, Callable[[Head], Maker], dict[str, str] | None]
+"""What a body asks for, as a chat, what makes the answer, and what the client says of itself."""
 
 
 class Surfaces:
@@ -49,10 +52,9 @@ class Surfaces:
         service = self._service
         with service.visited(scope) as model:
             async with service.bodies.read(scope, receive) as body:
-                asked = request_of(body, CountTokensRequest, MESSAGES)
-                translation = chat_of_messages(asked, model.text.dialect)
+                asked, translation, chat = await service.read(body, lambda: _counted(body, model))
                 try:
-                    prompt = await service.ask(model, translation.request())
+                    prompt = await service.ask(model, chat, body)
                 except ApiError as error:
                     raise translation.back(error) from error
         count = len(prompt.ids)
@@ -60,16 +62,21 @@ class Surfaces:
         await respond(send, 200, msgspec.json.encode(TokenCount(input_tokens=count, context_management=original)))
 
     async def _prepare_response(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
-        request = request_of(body, ResponsesRequest, RESPONSES)
-        box = Toolbox(request.tools or ())
-        make = partial(_response_maker, request, box)
-        translation = chat_of_response(request, box)
-        return await self._prepared(model, name, "responses", scope, translation, make, request.client_metadata)
+        def read() -> Read:
+            request = request_of(body, ResponsesRequest, RESPONSES)
+            box = Toolbox(request.tools or ())
+            return _read(
+                chat_of_response(request, box), partial(_response_maker, request, box), request.client_metadata
+            )
+
+        return await self._prepared(model, name, "responses", scope, body, read)
 
     async def _prepare_message(self, model: Model, name: str, scope: Scope, body: bytes) -> Prepared:
-        request = request_of(body, MessagesRequest, MESSAGES)
-        translation = chat_of_messages(request, model.text.dialect)
-        return await self._prepared(model, name, "messages", scope, translation, partial(_message_maker, request))
+        def read() -> Read:
+            request = request_of(body, MessagesRequest, MESSAGES)
+            return _read(chat_of_messages(request, model.text.dialect), partial(_message_maker, request))
+
+        return await self._prepared(model, name, "messages", scope, body, read)
 
     async def _prepared(
         self,
@@ -77,18 +84,33 @@ class Surfaces:
         name: str,
         endpoint: str,
         scope: Scope,
-        translation: Translation,
-        make: Callable[[Head], Maker],
-        client: dict[str, str] | None = None,
+        body: bytes,
+        read: Callable[[], Read],
     ) -> Prepared:
+        translation, chat, make, client = await self._service.read(body, read)
         try:
-            chat = translation.request()
-            outer, job = await self._service.conversation(model, name, endpoint, scope, chat, client)
+            outer, job = await self._service.conversation(model, name, endpoint, scope, chat, body, client)
         except ApiError as error:
             raise translation.back(error) from error
         trials = tuple((translation.name(param), source) for param, source in job.trials)
         job = msgspec.structs.replace(job, grammar_of=translation.name(job.grammar_of), trials=trials)
         return outer, job, MadeForm(make)
+
+
+def _read(translation: Translation, make: Callable[[Head], Maker], client: dict[str, str] | None = None) -> Read:
+    try:
+        return translation, translation.request(), make, client
+    except ApiError as error:
+        raise translation.back(error) from error
+
+
+def _counted(body: bytes, model: Model) -> tuple[CountTokensRequest, Translation, ChatRequest]:
+    asked = request_of(body, CountTokensRequest, MESSAGES)
+    translation = chat_of_messages(asked, model.text.dialect)
+    try:
+        return asked, translation, translation.request()
+    except ApiError as error:
+        raise translation.back(error) from error
 
 
 def _response_maker(request: ResponsesRequest, box: Toolbox, head: Head) -> ResponseMaker:

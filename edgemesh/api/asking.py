@@ -50,7 +50,7 @@ def ask(text: ModelText, request: ChatRequest) -> Asked:
     budget = _budget(text, request)
     if thinks and budget == 0:
         rendered, thinks = closed(rendered), False
-    ids = text.encode(rendered, add_special_tokens=request.add_special_tokens is True)
+    ids = text.encode(rendered, add_special_tokens=request.add_special_tokens is True, param="messages")
     if not (tools or thinks):
         return Asked(ids, None)
     budget = budget or 0

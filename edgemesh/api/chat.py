@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgemesh.api.errors import ApiError, invalid, unprocessable
+from edgemesh.api.extent import PART_CONTAINERS, PART_VALUES, within
 from edgemesh.api.openai import ChatMessage
 from edgemesh.api.tool_types import Tool
 
@@ -222,6 +223,11 @@ def _plain(message: ChatMessage, *, texts: bool = False) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:  # noqa: ANN401 - an object, or the text that is none
+    if not within(text.encode(), PART_VALUES, PART_CONTAINERS):
+        message = (
+            f"the `arguments` of a call hold more than {PART_VALUES} values or {PART_CONTAINERS} objects and arrays"
+        )
+        raise invalid(message, "messages", "too_many_values")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
+from typing import Final
 
 from edgemesh.api.conversation import check_tools
 from edgemesh.api.errors import ApiError, invalid, model_not_found
@@ -10,6 +12,7 @@ from edgemesh.api.grammar import check_constraints
 from edgemesh.api.limits import Limits
 from edgemesh.api.openai import MAX_CHOICES, ChatRequest, CompletionRequest, DetokenizeRequest, Request, TokenizeRequest
 
+AT_ONCE: Final = 1 << 16
 Prompt = str | list[int]
 """One prompt of a completion: a text or token ids."""
 
@@ -140,7 +143,11 @@ def check_detokenize(request: DetokenizeRequest, limits: Limits) -> None:
 
 def check_tokens(ids: Iterable[int], limits: Limits, param: str) -> None:
     """Raise ``ApiError`` (400) for an id that is not in the vocabulary."""
-    low, high = min(ids, default=0), max(ids, default=0)
+    low = high = 0
+    rest = iter(ids)
+    # No call looks at so many that everything else would wait for it.
+    while some := list(islice(rest, AT_ONCE)):
+        low, high = min(low, *some), max(high, *some)
     if low < 0 or high >= limits.vocab_size:
         wrong = low if low < 0 else high
         message = f"`{param}` holds token id {wrong}; this model's ids are 0 to {limits.vocab_size - 1}"

@@ -11,6 +11,7 @@ import msgspec
 
 from edgemesh.api.conversation import check_messages
 from edgemesh.api.errors import ApiError, invalid, unsupported
+from edgemesh.api.extent import MAX_CONTAINERS, MAX_VALUES, within
 from edgemesh.api.openai import NEUTRAL, Neutral
 from edgemesh.api.reasons import WHY
 
@@ -31,6 +32,7 @@ class BodyDecoder:
 
     def decode(self, body: bytes, kind: type[T]) -> T:
         """The request that ``body`` holds."""
+        check_extent(body)
         decoder = self._decoders.get(kind)
         if decoder is None:
             decoder = self._decoders[kind] = msgspec.json.Decoder(kind)
@@ -38,6 +40,16 @@ class BodyDecoder:
             request: T = decoder.decode(body)
         check_decoded(request)
         return request
+
+
+def check_extent(body: bytes) -> None:
+    """Raise ``ApiError`` for a body that holds more values than are decoded in one go."""
+    if not within(body):
+        message = (
+            f"the body holds more than {MAX_VALUES} values, or more than {MAX_CONTAINERS} objects and arrays,"
+            " the most that a request may have"
+        )
+        raise invalid(message, None, "too_many_values")
 
 
 def check_decoded(request: msgspec.Struct) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from edgemesh.api import gbnf
 from edgemesh.api.errors import ApiError, invalid
+from edgemesh.api.extent import PART_CONTAINERS, PART_VALUES, within
 from edgemesh.api.formats import MAX_SCHEMA_CHARS, JsonObjectFormat, JsonSchemaFormat
 from edgemesh.api.openai import Request
 from edgemesh.api.schema import enforceable, refused
@@ -153,6 +154,8 @@ def _schema(given: Mapping[str, Any] | str, param: str) -> Mapping[str, Any]:
     """The schema that was given as an object, or as its text."""
     if not isinstance(given, str):
         return given
+    if not within(given.encode(), PART_VALUES, PART_CONTAINERS):
+        raise refused(param, (), f"it holds more than {PART_VALUES} values or {PART_CONTAINERS} objects and arrays")
     try:
         return msgspec.json.decode(given, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:

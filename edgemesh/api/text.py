@@ -13,11 +13,15 @@ from edgemesh.api.chat import ChatTemplate
 from edgemesh.api.detokenize import Pieces, TokenizerFile
 from edgemesh.api.dialect import ReasoningParser, ToolParser, dialect_of
 from edgemesh.api.errors import ApiError, invalid
+from edgemesh.api.extent import PART_CONTAINERS, PART_VALUES, within
 from edgemesh.api.openai import ChatMessage
 from edgemesh.api.parser import MARKS
 from edgemesh.api.tool_types import Tool
+from edgemesh.wire.ids import MAX_TOKENS
 
 MAX_FILE_BYTES: Final = 256 << 20
+MOST_TOKENS: Final = MAX_TOKENS
+"""Tokens of one text: no model here reads more, and a list of them is made in one go."""
 
 
 class _NamedTemplate(msgspec.Struct, frozen=True):
@@ -102,6 +106,9 @@ class ModelText:
         if self.template is None:
             message = "this model has no chat template; use /v1/completions"
             raise invalid(message, "messages", "no_chat_template")
+        if tools and not within(msgspec.json.encode(tools), PART_VALUES, PART_CONTAINERS):
+            message = f"`tools` hold more than {PART_VALUES} values or {PART_CONTAINERS} objects and arrays together"
+            raise invalid(message, "tools", "too_many_values")
         return self.template.render(
             self.dialect.messages(messages, tools),
             add_generation_prompt=add_generation_prompt,
@@ -111,13 +118,16 @@ class ModelText:
             tools=self.dialect.tools(tools),
         )
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text. Raises ``ApiError`` where the tokenizer cannot read it."""
+    def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> list[int]:
+        """Token ids of the text that ``param`` gave. Raises ``ApiError`` where the tokenizer cannot read it."""
         try:
             # Of the tokenizer's calls only those for batches let go of the interpreter's lock while they work.
             (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except Exception as error:
-            raise _unreadable(error) from error
+            raise _unreadable(error, param) from error
+        if len(encoded) > MOST_TOKENS:
+            message = f"`{param}` makes {len(encoded)} tokens; the most of one text is {MOST_TOKENS}"
+            raise invalid(message, param, "too_many_tokens")
         return encoded.ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -133,6 +143,6 @@ def _template(given: str | list[_NamedTemplate] | None) -> str | None:
     return named.get("default")
 
 
-def _unreadable(error: Exception) -> ApiError:
+def _unreadable(error: Exception, param: str) -> ApiError:
     message = f"the tokenizer cannot read this text: {error}"[:500]
-    return invalid(message, "prompt")
+    return invalid(message, param)

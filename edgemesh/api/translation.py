@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from edgemesh.api.decode import check_decoded, refuse_unsupported, refusing
+from edgemesh.api.decode import check_decoded, check_extent, refuse_unsupported, refusing
 from edgemesh.api.errors import ApiError, invalid
 from edgemesh.api.openai import ChatRequest, Neutral
 
@@ -37,6 +37,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 def request_of(body: bytes, kind: type[T], api: Kind) -> T:
     """The request that ``body`` holds. Raises ``ApiError`` (400)."""
+    check_extent(body)
     try:
         with refusing():
             request: T = msgspec.convert(api.normalise(msgspec.json.decode(body)), kind)

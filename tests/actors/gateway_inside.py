@@ -31,6 +31,7 @@ class Inside:
         text = ModelText(tokenizer, b"{}", TEMPLATE, clock=time.monotonic_ns, now=datetime.now)
         self.tokens = tokens
         self.submits = []
+        self.answered = self.answered_before_the_last = 0
         self.pieces = []
         """How many bytes each part of the last answer had."""
 
@@ -53,9 +54,11 @@ class Inside:
     def _send(self, _kind, message, _to):
         if isinstance(message, Submit):
             self.submits.append(message)
+            self.answered_before_the_last = self.answered
             asyncio.get_running_loop().call_soon(self._answer, message)
 
     def _answer(self, submit):
+        self.answered += 1
         wanted = submit.sampling.logprobs
         count = min(self.tokens, submit.max_tokens)
         tokens = tuple(1 + place % (self.vocab - 1) for place in range(count))

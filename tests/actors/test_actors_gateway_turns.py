@@ -35,3 +35,30 @@ def test_tokens_of_a_long_prompt_are_shown_by_many_choices_piece_by_piece(stream
     assert status == 200
     assert answer.count(b'"prompt_token_ids":[1,2,3') == 128
     assert max(inside.pieces) < len(answer) / 2
+
+
+MANY_IDS = b'{"model":"m","max_tokens":1,"prompt":[' + b",".join([b"[" + b"12," * 3999 + b"1]"] * 256) + b"]}"
+TURN = b'{"role":"user","content":"hello there"}'
+MANY_TURNS = b'{"model":"m","max_tokens":1,"messages":[' + b",".join([TURN] * 4096) + b"]}"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [(COMPLETION, MANY_IDS), (CHAT, MANY_TURNS), ("/v1/messages", MANY_TURNS), ("/tokenize", MANY_TURNS)],
+    ids=["ids", "chat", "messages", "tokenize"],
+)
+def test_a_large_request_is_read_beside_others(path, asked):
+    if path == "/tokenize":
+        asked = asked.replace(b'"max_tokens":1,', b"")
+    turns, status, _ = Inside().turns_beside(path, asked)
+    assert status == 200
+    assert turns > BEATS
+
+
+def test_all_choices_of_a_request_are_submitted_in_turns(monkeypatch):
+    monkeypatch.setattr("edgemesh.actors.gateway_streams.TURN_NS", -1)
+    inside = Inside()
+    _, status, _ = inside.turns_beside(COMPLETION, body(COMPLETION, n=128, max_tokens=1))
+    assert status == 200
+    assert len(inside.submits) == 128
+    assert inside.answered_before_the_last == 127

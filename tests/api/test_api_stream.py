@@ -1,10 +1,12 @@
 import itertools
 
+import msgspec
 from api_tokenizers import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgemesh.api.logprobs import FLOOR, chat_logprobs, completion_logprobs
+from edgemesh.api.replies import ChatLogprobs
 from edgemesh.api.stream import TextStream
 from edgemesh.wire.messages import Logprob
 
@@ -93,7 +95,7 @@ def test_both_forms_of_logprobs():
     [token] = byte_level().encode("the", add_special_tokens=False)
     half = byte_level().encode("🎉", add_special_tokens=False)[0]
     entries = [Logprob(token, -0.25, ((token, -0.25), (half, float("-inf"))))]
-    [chat] = chat_logprobs(entries, pieces).content
+    [chat] = msgspec.json.decode(msgspec.json.encode(chat_logprobs(entries, pieces)), type=ChatLogprobs).content
     assert (chat.token, chat.logprob, bytes(chat.bytes)) == ("the", -0.25, b"the")
     assert [(top.token, top.logprob) for top in chat.top_logprobs] == [
         ("the", -0.25),
@@ -104,4 +106,4 @@ def test_both_forms_of_logprobs():
     assert columns.tokens == ["the", "the"]
     assert columns.token_logprobs == [-0.25, -0.25]
     assert columns.text_offset == [7, 10]
-    assert columns.top_logprobs[0] == {"the": -0.25, "\N{REPLACEMENT CHARACTER}": FLOOR}
+    assert msgspec.json.decode(columns.top_logprobs[0]) == {"the": -0.25, "\N{REPLACEMENT CHARACTER}": FLOOR}
