@@ -4,7 +4,7 @@ It takes requests from the router, agrees on each step with its peers through th
 and sends what they drew straight to the gateway. All decisions are ``decide.scheduling``'s; this file carries messages.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, assert_never
 
 from edgemesh.actors.group_desk import Desk, open_desk
@@ -81,6 +81,7 @@ class GroupActor:
         self._load_due_ns: int | None = None
         self._load_sent_ns = 0
         self._check_due_ns: int | None = None
+        self._audit: Iterator[None] | None = None
         self._drained = False
         self.owed = Owed()
 
@@ -252,15 +253,26 @@ class GroupActor:
             self._revision += 1
             self.port.send(LinkKind.LOAD, scheduler.load(self._revision), "router-0")
             self._check_due_ns = now + CHECK_AFTER_NS
-        if scheduler.quiet:
-            if self._check_due_ns is not None and now >= self._check_due_ns:
-                self._check_due_ns = None
-                scheduler.check()
-                pages = scheduler.state.pages
-                self.port.trace.event("group.quiet", free_pages=pages.free, total_pages=pages.usable)
+        if not scheduler.quiet:
+            self._audit = None
+        else:
+            self._count(scheduler, now)
             if scheduler.state.draining and self.owed.deadline is None and not self._drained:
                 self._drained = True
                 self.port.send(LinkKind.REPORT, Drained(self.name, self.epoch), self.supervisor)
+
+    def _count(self, scheduler: Scheduler, now: int) -> None:
+        """Count the pages, some in each turn: a request that comes meanwhile does not wait for the rest."""
+        if self._check_due_ns is not None and now >= self._check_due_ns:
+            self._check_due_ns, self._audit = None, scheduler.audit()
+        if self._audit is None:
+            return
+        try:
+            next(self._audit)
+        except StopIteration:
+            self._audit = None
+            pages = scheduler.state.pages
+            self.port.trace.event("group.quiet", free_pages=pages.free, total_pages=pages.usable)
 
     # --- what the loop asks ---
 
@@ -272,6 +284,7 @@ class GroupActor:
         if self.scheduler is not None:
             due.append(self.scheduler.deadline())
             due.append(self._check_due_ns if self.scheduler.quiet else None)
+            due.append(None if self._audit is None else self.port.now())
         return min((each for each in due if each is not None), default=None)
 
     def marks(self) -> tuple[Mark, ...]:

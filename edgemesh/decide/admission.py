@@ -13,12 +13,13 @@ from edgemesh.decide.state import GroupState
 
 def admit(state: GroupState, now_ns: int) -> None:
     """Admit from the queue, in its order, as long as the next one fits."""
+    reserved = growth(state)
     while len(state.admitted) < state.config.slots:
         sequence = state.queue.peek(now_ns)
         # Nothing changed since it did not fit: do not look its prefix up again.
         if sequence is None or state.blocked == (sequence, state.pages.free, len(state.admitted)):
             return
-        if not _fit(state, sequence):
+        if not _fit(state, sequence, reserved):
             state.blocked = (sequence, state.pages.free, len(state.admitted))
             return
         state.blocked = None
@@ -28,6 +29,7 @@ def admit(state: GroupState, now_ns: int) -> None:
         sequence.admission = state.admissions
         state.admitted[sequence] = None
         state.prefilling[sequence] = None
+        reserved += _reserve(state, sequence)
         state.effects.note(
             "request.admitted",
             request=sequence.submit.request,
@@ -36,13 +38,13 @@ def admit(state: GroupState, now_ns: int) -> None:
         )
 
 
-def _fit(state: GroupState, sequence: Sequence) -> bool:
-    """Give the sequence its pages, those of a known prefix first; or leave all as it was."""
+def _fit(state: GroupState, sequence: Sequence, reserved: int) -> bool:
+    """Give the sequence its pages, those of a known prefix first, and leave ``reserved`` ones; or leave all as it was."""
     tokens = len(sequence.tokens)
     hit = state.prefix.match(sequence.cursor, sequence.tokens, reach(sequence))
     wanted = sequence.whole if sequence.life else min(tokens + 1, sequence.whole)
     missing = state.pages_for(wanted) - len(hit)
-    if missing + growth(state) > state.pages.free:
+    if missing + reserved > state.pages.free:
         state.pages.drop(hit)
         return False
     sequence.pages = [*hit, *state.pages.take(missing)]
@@ -71,11 +73,14 @@ def make_way(state: GroupState, now_ns: int) -> None:
 
 def growth(state: GroupState) -> int:
     """Pages that the admitted requests may still ask for within their reserve."""
-    bound, total = state.config.reserve_tokens, 0
-    for sequence in state.admitted:
-        wanted = state.pages_for(min(len(sequence.tokens) + min(bound, sequence.left), sequence.whole))
-        total += max(0, wanted - len(sequence.pages))
-    return total
+    return sum(_reserve(state, sequence) for sequence in state.admitted)
+
+
+def _reserve(state: GroupState, sequence: Sequence) -> int:
+    """Pages that it may still ask for within its reserve."""
+    bound = state.config.reserve_tokens
+    wanted = state.pages_for(min(len(sequence.tokens) + min(bound, sequence.left), sequence.whole))
+    return max(0, wanted - len(sequence.pages))
 
 
 def grow(state: GroupState, sequence: Sequence, position: int) -> bool:

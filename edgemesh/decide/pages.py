@@ -7,7 +7,12 @@ the longest unused first. Page 0 is scratch: it is never given out and not count
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+AUDITED: Final = 1 << 12
+"""Pages that are looked at between two pauses of an audit."""
 
 
 class PagesExhaustedError(RuntimeError):
@@ -112,17 +117,38 @@ class Pages:
 
     def check(self) -> None:
         """Count every page anew: free + cached + held must be all. Raises ``PagesCorruptError`` with the figures."""
-        free, cached = set(self._free), set(self._spare)
-        held = {page for page in range(self.total) if self._references[page]}
-        figures = f"free {len(self._free)} + cached {len(cached)} + held {len(held)}"
-        disjoint = len(free) == len(self._free) and len(free | cached | held) == len(free) + len(cached) + len(held)
-        if not disjoint or free | cached | held != set(range(1, self.total)):
-            message = f"{figures} of {self.usable} pages: a page is lost or has two owners"
-            raise PagesCorruptError(message)
-        stray = [page for page in free if self._indexed[page]] + [page for page in cached if not self._indexed[page]]
+        for _ in self.audit():
+            pass
+
+    def audit(self) -> Iterator[None]:
+        """The same with pauses, in which no page may be given out or come back."""
+        owners = bytearray(self.total)
+        stray: list[int] = []
+        for pages, cached in ((self._free, False), (self._spare, True)):
+            rest = iter(pages)
+            while some := list(islice(rest, AUDITED)):
+                for page in some:
+                    if not 0 < page < self.total or owners[page]:
+                        raise self._lost()
+                    owners[page] = 1
+                stray += [page for page in some if bool(self._indexed[page]) is not cached]
+                yield
+        for start in range(0, self.total, AUDITED):
+            for page, references in enumerate(self._references[start : start + AUDITED], start):
+                if bool(references) is bool(owners[page] or not page):
+                    raise self._lost()
+            yield
         if stray:
-            message = f"{figures}: pages {stray[:8]} are free but indexed, or cached but not indexed"
+            message = f"{self._figures()}: pages {stray[:8]} are free but indexed, or cached but not indexed"
             raise PagesCorruptError(message)
+
+    def _lost(self) -> PagesCorruptError:
+        text = f"{self._figures()} of {self.usable} pages: a page is lost or has two owners"
+        return PagesCorruptError(text)
+
+    def _figures(self) -> str:
+        held = sum(map(bool, self._references))
+        return f"free {len(self._free)} + cached {len(self._spare)} + held {held}"
 
 
 def _no_index(page: int) -> None:

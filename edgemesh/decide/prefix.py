@@ -6,13 +6,18 @@ gives it out anew. A chain whose head is gone is not found, and ages out.
 """
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import Final, TypeAlias
 
-from edgemesh.decide.pages import Pages
+from edgemesh.decide.pages import AUDITED, Pages
 
 KEY_BYTES: Final = 16
+
+AHEAD: Final = 64
+"""Pages that are hashed in one go, beyond what is known to be looked for: they will be needed when they are written."""
 
 Tokens: TypeAlias = "array[int] | memoryview"
 """Token ids of 32 bits: an ``array("i")``, or the ``buffer`` of a ``TokenArray``."""
@@ -88,7 +93,7 @@ class Prefix:
         reach = count - 1 if most is None else min(count - 1, most)
         for at in range(reach // self.page_tokens):
             if at == len(cursor.keys):
-                cursor.extend(tokens, self.page_tokens, at + 1)
+                cursor.extend(tokens, self.page_tokens, at + AHEAD)
             page = self._page.get(cursor.keys[at])
             if page is None:
                 break
@@ -121,9 +126,20 @@ class Prefix:
 
     def check(self) -> None:
         """The two directions of the index agree with each other and with the allocator."""
-        agree = len(self._page) == len(self._key) and all(self._page[key] == page for page, key in self._key.items())
-        assert agree, f"{len(self._page)} keys, {len(self._key)} pages"
-        assert all(self.pages.indexed(page) for page in self._key), "the index knows a page that the allocator does not"
+        for _ in self.audit():
+            pass
+
+    def audit(self) -> Iterator[None]:
+        """The same with pauses, in which nothing of the index may change."""
+        figures = f"{len(self._page)} keys, {len(self._key)} pages"
+        assert len(self._page) == len(self._key), figures
+        entries = iter(self._key.items())
+        while some := list(islice(entries, AUDITED)):
+            assert all(self._page.get(key) == page for page, key in some), figures
+            assert all(self.pages.indexed(page) for page, _ in some), (
+                "the index knows a page that the allocator does not"
+            )
+            yield
 
     def _forget(self, page: int) -> None:
         del self._page[self._key.pop(page)]

@@ -64,9 +64,12 @@ class FairQueue:
         if now_ns - oldest.arrived_ns > self.age_ns:
             return oldest
         head = self._keys[self._ring[0]][0]
-        if self._saved[self._ring[0]] < len(head.tokens):
-            self._skip_rounds()
+        turned = 0
         while self._saved[self._ring[0]] < len(head.tokens):
+            if turned == len(self._ring):
+                self._skip_rounds()
+                turned = 0
+            turned += 1
             self._ring.rotate(-1)
             self._saved[self._ring[0]] += self.quantum
             head = self._keys[self._ring[0]][0]

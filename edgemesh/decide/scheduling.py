@@ -4,6 +4,8 @@ Events change the state; ``advance`` then commits what can run next, and ``effec
 pieces: ``admission`` (who gets pages), ``planning`` (what a step runs), ``results`` (what a step changes).
 """
 
+from collections.abc import Iterator
+
 from edgemesh.decide.admission import make_way, parkable
 from edgemesh.decide.asks import Answer
 from edgemesh.decide.constraining import answer, constrain, due, expire
@@ -213,5 +215,10 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove that no page is lost or doubly held: free + held + cached is the whole pool."""
-        self.state.pages.check()
-        self.state.prefix.check()
+        for _ in self.audit():
+            pass
+
+    def audit(self) -> Iterator[None]:
+        """The same with pauses, in which everything must stay quiet: a large pool is long to count."""
+        yield from self.state.pages.audit()
+        yield from self.state.prefix.audit()

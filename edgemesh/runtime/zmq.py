@@ -43,6 +43,9 @@ LINGER_MS: Final = 500
 BATCH: Final = 256
 """Messages taken from one socket before the actor acts on them."""
 
+BATCH_BYTES: Final = 1 << 21
+"""Once so many bytes were decoded, the actor acts first: a message may take a millisecond."""
+
 ZERO_COPY_BYTES: Final = 1 << 15
 """Larger frames are handed to the socket, and taken from it, without a copy."""
 
@@ -194,11 +197,14 @@ class ZmqPort:
         return batch
 
     def drain(self, channel: Channel, batch: list[Received], most: int = BATCH) -> bool:
-        """Take up to ``most`` messages of a channel that has some; whether more may be left."""
+        """Take up to ``most`` messages, or a few that are large, of a channel that has some; whether more may be left."""
+        nbytes = 0
         for _ in range(most):
-            self._take(channel, batch)
+            nbytes += self._take(channel, batch)
             if not channel.readable():
                 return False
+            if nbytes > BATCH_BYTES:
+                break
         return True
 
     def close(self) -> None:
@@ -209,8 +215,8 @@ class ZmqPort:
         if not self._shared:
             self.context.term()
 
-    def _take(self, channel: Channel, batch: list[Received]) -> None:
-        """Append one message, or trace why it is none."""
+    def _take(self, channel: Channel, batch: list[Received]) -> int:
+        """Append one message, or trace why it is none; how many bytes were decoded."""
         inlet = channel.inlet
         assert inlet is not None
         frames = channel.fetch()
@@ -232,6 +238,7 @@ class ZmqPort:
             if sender is not None and identity not in channel.speakers:
                 channel.meet(identity, sender)
             batch.append((inlet.kind, message))
+        return len(frames[0]) if frames else 0
 
     def _open(self, mesh: Mesh, only: LinkKind | None) -> list[Channel]:
         kinds = set(LinkKind) - OTHERWISE_CARRIED if only is None else {only, REPLY.get(only, only)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgemesh.actors.group import GroupActor
+from edgemesh.actors.group import CHECK_AFTER_NS, GroupActor
 from edgemesh.decide.owed import RETRY_NS
 from edgemesh.runtime.clock import VirtualClock
 from edgemesh.runtime.memory import MemoryNet
@@ -159,3 +159,29 @@ def test_a_gateway_that_was_behind_hears_of_every_request_that_it_lost(begun, lo
     begun.clock.move_to(begun.clock.now() + RETRY_NS)
     assert words(begun.settle()) == []
     assert words(begun.tell("router-0", LinkKind.PLACE, place("t"))) == [(Accepted, "t")]
+
+
+def test_pages_are_counted_in_turns_and_a_request_that_comes_meanwhile_goes_first(begun, monkeypatch):
+    monkeypatch.setattr("edgemesh.decide.pages.AUDITED", 8)
+
+    def quiet():
+        return begun.trace.named("group.quiet")
+
+    begun.clock.move_to(begun.clock.now() + CHECK_AFTER_NS)
+    begun.settle()
+    assert begun.actor.deadline() == begun.clock.now()
+    assert words(begun.tell("router-0", LinkKind.PLACE, place("r"))) == [(Accepted, "r")]
+    assert quiet() == []
+    begun.tell("gateway-0", LinkKind.STEER, Cancel(0, "r", 0))
+    begun.tell("rank-0.prefill", LinkKind.RESULT, Done(0, Plane.PREFILL, 0, 0, firsts=(7,)))
+    begun.clock.move_to(begun.clock.now() + CHECK_AFTER_NS)
+    begun.settle()
+    begun.clock.move_to(begun.clock.now() + CHECK_AFTER_NS)
+    turns = 0
+    while not quiet():
+        begun.settle()
+        turns += 1
+        assert turns < 100
+    assert turns > 8
+    assert quiet() == [{"free_pages": CAPACITY.pages - 1, "total_pages": CAPACITY.pages - 1}]
+    assert begun.actor.deadline() is None

@@ -11,7 +11,7 @@ import zmq.auth
 
 from edgemesh.runtime.link import LinkError, LinkFull, LinkRefused, PeerAbsent
 from edgemesh.runtime.trace import ListTrace
-from edgemesh.runtime.zmq import BATCH, ZmqPort
+from edgemesh.runtime.zmq import BATCH, BATCH_BYTES, ZmqPort
 from edgemesh.topology import derive, parse
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.catalogue import LinkKind
@@ -120,6 +120,17 @@ def test_a_batch_is_bounded_and_the_rest_stays(port_of):
     while sum(batches) < 2 * BATCH:
         batches.append(len(group.receive(5000)))
     assert max(batches) <= BATCH
+
+
+def test_a_batch_of_large_messages_ends_early(port_of):
+    router, group = port_of("router-0"), port_of("group-1")
+    large = Submit("r", 0, 0, TokenArray.of(range(3)), Sampling(), 5, grammar="x" * (BATCH_BYTES // 8))
+    for _ in range(32):
+        router.send(LinkKind.PLACE, Place(1, large), "group-1")
+    batches = []
+    while sum(batches) < 32:
+        batches.append(len(group.receive(5000)))
+    assert max(batches) <= 9
 
 
 def test_leases_pass_descriptors_so_they_go_elsewhere(port_of):
