@@ -56,12 +56,18 @@ class ThinkingBlock(_Block, frozen=True, tag="thinking"):
     signature: str = ""
 
 
+class DirectCaller(_Setting, frozen=True, tag_field="type", tag="direct"):
+    """The model itself."""
+
+
 class ToolUseBlock(_Block, frozen=True, tag="tool_use"):
     """A tool that the model used."""
 
     id: CallId
     name: FunctionName
     input: dict[str, Any]
+    caller: DirectCaller | None = None
+    toolset_name: None = None
 
 
 class ToolResultBlock(_Block, frozen=True, tag="tool_result"):
@@ -70,6 +76,7 @@ class ToolResultBlock(_Block, frozen=True, tag="tool_result"):
     tool_use_id: CallId
     content: str | Annotated[list[Text], Meta(max_length=1024)] = ""
     is_error: bool = False
+    toolset_name: None = None
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
@@ -83,13 +90,17 @@ class Turn(_Setting, frozen=True):
 
 
 class ClientTool(_Setting, frozen=True):
-    """A tool that the model may use, and that the client runs."""
+    """A tool that the model may use, and that the client runs; arguments are always streamed as they come."""
 
     name: FunctionName
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
     description: Annotated[str, Meta(max_length=1 << 16)] | None = None
     strict: bool | None = None
+    input_examples: Annotated[list[dict[str, Any]], Meta(max_length=32)] | None = None
+    eager_input_streaming: Literal[True] | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], Meta(max_length=1)] | None = None
+    defer_loading: Literal[False] | None = None
     cache_control: CacheControl | None = None
 
 

@@ -220,10 +220,17 @@ def _tools(request: CountTokensRequest) -> dict[str, Any]:
     return chat
 
 
+def _described(tool: ClientTool) -> str | None:
+    if not tool.input_examples:
+        return tool.description
+    examples = "\n".join(msgspec.json.encode(each).decode() for each in tool.input_examples)
+    return "\n\n".join([*filter(None, [tool.description]), f"Examples of its input:\n{examples}"])
+
+
 def _tool(tool: ClientTool) -> dict[str, Any]:
     fields = {
         "name": tool.name,
-        "description": tool.description,
+        "description": _described(tool),
         "parameters": tool.input_schema,
         "strict": tool.strict,
     }

@@ -28,10 +28,17 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """A piece of an item."""
 
 
+class Breakpoint(Setting, frozen=True):
+    """Where a prompt that may be kept ends; prompts are kept by themselves."""
+
+    mode: Literal["explicit"]
+
+
 class InputText(_Part, frozen=True, tag="input_text"):
     """A text for the model."""
 
     text: str
+    prompt_cache_breakpoint: Breakpoint | None = None
 
 
 class OutputText(_Part, frozen=True, tag="output_text"):
@@ -47,6 +54,7 @@ class ResultText(Setting, frozen=True):
 
     type: Literal["input_text"]
     text: str
+    prompt_cache_breakpoint: Breakpoint | None = None
 
 
 class ReasoningText(Setting, frozen=True):
@@ -70,6 +78,15 @@ class MessageItem(_Part, frozen=True, tag="message"):
     content: str | Annotated[list[InputText | OutputText], Meta(min_length=1, max_length=1024)]
     id: ItemId | None = None
     status: Status | None = None
+    phase: None = None
+
+
+class DirectCaller(Setting, frozen=True, tag_field="type", tag="direct"):
+    """The model itself."""
+
+
+NotAsync = Literal[False] | None
+"""No answer goes on beside a call. Python's clients may name this as they do themselves, ``async_``."""
 
 
 class CallItem(_Part, frozen=True, tag="function_call"):
@@ -79,6 +96,9 @@ class CallItem(_Part, frozen=True, tag="function_call"):
     arguments: Annotated[str, Meta(max_length=1 << 24)]
     call_id: CallId
     namespace: FunctionName | None = None
+    caller: DirectCaller | None = None
+    async_: NotAsync = None
+    is_async: NotAsync = msgspec.field(default=None, name="async")
     id: ItemId | None = None
     status: Status | None = None
 
@@ -90,6 +110,9 @@ class CustomCallItem(_Part, frozen=True, tag="custom_tool_call"):
     input: Annotated[str, Meta(max_length=1 << 24)]
     call_id: CallId
     namespace: FunctionName | None = None
+    caller: DirectCaller | None = None
+    async_: NotAsync = None
+    is_async: NotAsync = msgspec.field(default=None, name="async")
     id: ItemId | None = None
     status: Status | None = None
 
@@ -99,6 +122,9 @@ class OutputItem(_Part, frozen=True, tag="function_call_output"):
 
     call_id: CallId
     output: str | Annotated[list[ResultText], Meta(min_length=1, max_length=1024)]
+    name: FunctionName | None = None
+    namespace: FunctionName | None = None
+    caller: DirectCaller | None = None
     id: ItemId | None = None
     status: Status | None = None
 

@@ -115,7 +115,9 @@ class _Turns:
             case CustomCallItem():
                 self._call(place, item, json.dumps({INPUT: item.input}, ensure_ascii=False))
             case OutputItem():
-                self.add(place, {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+                turn = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+                named = {} if item.name is None else {"name": joined(item.namespace, item.name)}
+                self.add(place, turn | named)
 
     def add(self, place: str, turn: dict[str, Any]) -> dict[str, Any]:
         """A turn of its own."""

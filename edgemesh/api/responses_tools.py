@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from edgemesh.api.formats import Regex
 from edgemesh.api.tool_types import MAX_TOOLS, FunctionName
@@ -17,13 +17,22 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """A parameter of several fields."""
 
 
-class FunctionTool(Setting, frozen=True, tag_field="type", tag="function"):
+class _Tool(Setting, frozen=True, kw_only=True, tag_field="type"):
+    """What the model may call, and is told of at once."""
+
+    allowed_callers: Annotated[list[Literal["direct"]], Meta(max_length=1)] | UnsetType | None = UNSET
+    defer_loading: Literal[False] | UnsetType | None = UNSET
+    is_async: Literal[False] | UnsetType | None = msgspec.field(default=UNSET, name="async")
+
+
+class FunctionTool(_Tool, frozen=True, kw_only=True, tag="function"):
     """A function that the model may call."""
 
     name: FunctionName
     description: Description | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    output_schema: UnsetType | None = UNSET
 
 
 class TextInput(Setting, frozen=True, tag_field="type", tag="text"):
@@ -37,7 +46,7 @@ class GrammarInput(Setting, frozen=True, tag_field="type", tag="grammar"):
     definition: Regex
 
 
-class CustomTool(Setting, frozen=True, tag_field="type", tag="custom"):
+class CustomTool(_Tool, frozen=True, kw_only=True, tag="custom"):
     """A tool that the model calls with a text."""
 
     name: FunctionName

@@ -307,6 +307,21 @@ def test_thinking_and_the_form_of_the_text_are_a_chats():
     assert found["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
+def test_a_tools_examples_are_told_and_what_asks_for_nothing_is_taken():
+    plain = {"eager_input_streaming": True, "allowed_callers": ["direct"], "defer_loading": False}
+    assert chat(tools=[TOOL | plain]) == chat(tools=[TOOL])
+    [tool] = chat(tools=[TOOL | {"input_examples": [{"a": 1}, {}]}])["tools"]
+    assert tool["function"]["description"] == 'd\n\nExamples of its input:\n{"a":1}\n{}'
+
+
+def test_an_answer_may_be_sent_back_as_the_client_writes_it():
+    events = [Reasoning("hm"), Content("x"), CallBegin(0, "c1", "f"), CallArguments(0, "{}"), CallEnd(0)]
+    _, whole = streamed(events, Ending("stop"))
+    content = Message.model_validate(json.loads(msgspec.json.encode(whole))).model_dump()["content"]
+    _, said = turns({"role": "user", "content": "x"}, {"role": "assistant", "content": content})
+    assert (said["reasoning_content"], said["content"], len(said["tool_calls"])) == ("hm", "x", 1)
+
+
 def test_a_high_effort_is_what_no_effort_is():
     high = {"output_config": {"effort": "high"}}
     assert chat(**high)["reasoning_effort"] == "high"

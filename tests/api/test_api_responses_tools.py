@@ -129,6 +129,10 @@ def test_what_is_wrong_with_a_tool_is_named_where_it_stands():
             "tools[0].format.syntax",
         ),
         ({"tools": [CUSTOM | {"format": {"type": "json"}}]}, "tools[0].format.type"),
+        ({"tools": [FUNCTION | {"allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers[0]"),
+        ({"tools": [FUNCTION | {"output_schema": {}}]}, "tools[0].output_schema"),
+        ({"tools": [CUSTOM | {"async": True}]}, "tools[0].async"),
+        ({"input": [USER | {"phase": "commentary"}]}, "input[0].phase"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "custom", "name": "f"}}, "tool_choice.name"),
         ({"tools": [CUSTOM], "tool_choice": {"type": "function", "name": "patch"}}, "tool_choice.name"),
         ({"input": [USER, {"type": "reasoning", "encrypted_content": "gAAAA"}]}, "input[1].encrypted_content"),
@@ -191,6 +195,32 @@ def test_thoughts_may_be_kept_for_the_next_turn():
     _, output = answered(events, tools=[FUNCTION])
     assert "encrypted_content" not in output[0]
     assert sealed("") != sealed("a")
+
+
+@pytest.mark.parametrize("by_alias", [True, False])
+@pytest.mark.parametrize("exclude_none", [True, False])
+def test_an_answer_may_be_sent_back_as_the_client_writes_it(by_alias, exclude_none):
+    events = [Reasoning("hm"), Content("x"), *called("f", "{}"), *called("patch", '{"input": "y"}')]
+    told, output = answered(events, tools=[FUNCTION, CUSTOM], seal=True)
+    response = OpenAIResponse.model_validate(told[-1]["response"])
+    items = [item.model_dump(by_alias=by_alias, exclude_none=exclude_none) for item in response.output]
+    back, direct = (translated(input=[USER, *each]).chat["messages"] for each in (items, output))
+    assert back == direct
+    assert [tool.model_dump(by_alias=by_alias, exclude_none=True) for tool in response.tools]
+
+
+def test_what_a_tool_may_say_of_itself_without_asking_for_anything():
+    plain = {"allowed_callers": ["direct"], "defer_loading": False, "async": False}
+    assert translated(tools=[FUNCTION | plain, CUSTOM | plain]).chat == translated(tools=[FUNCTION, CUSTOM]).chat
+    nothing = dict.fromkeys([*plain, "output_schema"])
+    assert translated(tools=[FUNCTION | nothing]).chat == translated(tools=[FUNCTION]).chat
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "caller": {"type": "direct"}},
+        {"type": "function_call_output", "call_id": "c", "name": "f", "output": "1", "caller": None},
+    ]
+    assert translated(input=[USER, *items]).chat["messages"][2]["name"] == "f"
+    marked = {"type": "input_text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    assert translated(input=[{"role": "user", "content": [marked]}]).chat["messages"][0]["content"] == "x"
 
 
 # --- a custom tool's text out of a call's arguments ---
