@@ -6,7 +6,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
+import anyio.to_thread
 import msgspec
+from anyio import CapacityLimiter
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
 from starlette.types import Receive, Scope, Send
@@ -138,6 +140,8 @@ class Pages:
         self._service = service
         self._created = int(time.time())
         self._document = b""
+        self._reading = CapacityLimiter(1)
+        """Descriptions of the whole are put together beside the event loop, one at a time: of many gateways they are long."""
 
     async def models(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/v1/models``."""
@@ -229,7 +233,8 @@ class Pages:
     async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/load``: what is open in this gateway and in those that share its port."""
         del scope, receive
-        await respond(send, 200, msgspec.json.encode(self._service.metrics.load()))
+        load = await anyio.to_thread.run_sync(self._service.metrics.load, limiter=self._reading)
+        await respond(send, 200, msgspec.json.encode(load))
 
     async def version(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/version``."""
@@ -239,13 +244,17 @@ class Pages:
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/metrics``."""
         del scope, receive
-        await respond(send, 200, self._service.metrics.text(), CONTENT_TYPE.encode())
+        text = await anyio.to_thread.run_sync(self._service.metrics.text, limiter=self._reading)
+        await respond(send, 200, text, CONTENT_TYPE.encode())
 
     async def openapi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/openapi.json``: this API as a document."""
         del scope, receive
         if not self._document:
-            self._document = render(document(keyed=self._service.keys.asked))
+            keyed = self._service.keys.asked
+            self._document = await anyio.to_thread.run_sync(
+                lambda: render(document(keyed=keyed)), limiter=self._reading
+            )
         await respond(send, 200, self._document)
 
     def _known(self, scope: Scope) -> Model:

@@ -108,17 +108,20 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it; what others left included."""
+        own, *others = self._texts()
+        return merge([own, *others]) if others else own
+
+    def _texts(self) -> list[bytes]:
+        """This gateway's own, and what the others left last."""
         own = generate_latest(self.registry)
-        if self._shared is None:
-            return own
-        paths = sorted(self._shared.glob(f"*{SUFFIX}"))
-        return merge([own, *(path.read_bytes() for path in paths if path.stem != self._gateway)])
+        paths = sorted(self._shared.glob(f"*{SUFFIX}")) if self._shared is not None else ()
+        return [own, *(path.read_bytes() for path in paths if path.stem != self._gateway)]
 
     def load(self) -> Load:
         """What every gateway is answering; of others, what they left last."""
         found: dict[str, dict[str, int]] = {}
-        for line in self.text().decode().splitlines():
-            if match := _OPEN.fullmatch(line):
+        for text in self._texts():
+            for match in _OPEN.finditer(text.decode()):
                 found.setdefault(match["gateway"], {})[match["name"]] = int(float(match["value"]))
         gateways = [
             GatewayLoad(gateway=name, open_requests=each.get("requests", 0), open_streams=each.get("streams", 0))
@@ -127,7 +130,9 @@ class Metrics:
         return Load(server_load=sum(each.open_requests for each in gateways), gateways=gateways)
 
 
-_OPEN: Final = re.compile(r'edgemesh_open_(?P<name>requests|streams)\{gateway="(?P<gateway>[^"]*)"\} (?P<value>\S+)')
+_OPEN: Final = re.compile(
+    r'^edgemesh_open_(?P<name>requests|streams)\{gateway="(?P<gateway>[^"]*)"\} (?P<value>\S+)$', re.MULTILINE
+)
 
 
 def merge(texts: Iterable[bytes]) -> bytes:

@@ -1,7 +1,7 @@
 """Requests whose output a grammar restricts: what an answer about one changes, and what none in time does."""
 
 from edgemesh.decide.asks import Answer
-from edgemesh.decide.grammar import Constraint, narrowed
+from edgemesh.decide.grammar import Constraint, bits, narrowed
 from edgemesh.decide.request import Sequence
 from edgemesh.decide.results import finish
 from edgemesh.decide.state import GroupState
@@ -10,7 +10,9 @@ from edgemesh.wire.ids import Finish
 
 def constrain(state: GroupState, sequence: Sequence) -> None:
     """A new request has a grammar: its first mask is wanted, after the tokens that its client has already."""
-    sequence.grammar = Constraint()
+    sampling = sequence.submit.sampling
+    ignored = [each for each in state.config.eos_token_ids if each not in sequence.stops]
+    sequence.grammar = Constraint(bits(sampling.allowed_token_ids), bits(ignored))
     state.ask(sequence, sequence.grammar, tuple(sequence.submit.emitted))
 
 
@@ -29,13 +31,11 @@ def answer(state: GroupState, found: Answer, now_ns: int) -> None:
         state.emit(sequence, sequence.out, (), Finish.STOP)
         finish(state, sequence, Finish.STOP)
         return
-    sampling = sequence.submit.sampling
-    ignored = [each for each in state.config.eos_token_ids if each not in sequence.stops]
-    grammar.mask = narrowed(found.mask, sampling.allowed_token_ids, ignored)
-    if not any(grammar.mask):
+    grammar.mask = narrowed(found.mask, grammar.only, grammar.less)
+    if not grammar.mask.strip(b"\0"):
         reason = (
             f"after {sequence.out} tokens of output the grammar allows none of the "
-            f"{len(sampling.allowed_token_ids)} ids in `allowed_token_ids`"
+            f"{len(sequence.submit.sampling.allowed_token_ids)} ids in `allowed_token_ids`"
         )
         state.fail(sequence, 400, "invalid_grammar", reason)
 

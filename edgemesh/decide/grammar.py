@@ -14,6 +14,12 @@ class Constraint:
     and ``waited_ns`` from each question to its answer.
     """
 
+    only: int = 0
+    """Bits of the ids that the request allows; 0: all."""
+
+    less: int = 0
+    """Bits of the ids that may come only where no other may."""
+
     mask: bytes | None = None
     asked_ns: int = 0
     mask_ns: int = 0
@@ -21,17 +27,17 @@ class Constraint:
     masks: int = 0
 
 
-def narrowed(mask: bytes, allowed: Iterable[int], without: Iterable[int]) -> bytes:
-    """The mask with none but the ``allowed`` ids (if any are named), and without some unless nothing else is left."""
-    only, less = _bits(allowed), _bits(without)
+def narrowed(mask: bytes, only: int, less: int) -> bytes:
+    """The mask with none but the ids whose bits are in ``only`` (if any are), and without ``less`` unless nothing else is left."""
     if not only and not less:
         return mask
-    bits = int.from_bytes(mask, "little")
-    bits &= only or bits
-    return (bits & ~less or bits).to_bytes(len(mask), "little")
+    left = int.from_bytes(mask, "little")
+    left &= only or left
+    return (left & ~less or left).to_bytes(len(mask), "little")
 
 
-def _bits(ids: Iterable[int]) -> int:
+def bits(ids: Iterable[int]) -> int:
+    """A number with a bit for each id."""
     row = bytearray()
     for each in ids:
         if len(row) <= each // 8:

@@ -26,7 +26,7 @@ BEAT_S = 0.001
 class Inside:
     """One gateway's service; a request of it is answered with ``tokens`` tokens, all at once."""
 
-    def __init__(self, *, tokens=1, context=1 << 17):
+    def __init__(self, *, tokens=1, context=1 << 17, metrics=None):
         tokenizer = tiny_tokenizer().to_str().encode()
         text = ModelText(tokenizer, b"{}", TEMPLATE, clock=time.monotonic_ns, now=datetime.now)
         self.tokens = tokens
@@ -40,7 +40,7 @@ class Inside:
         self.service = Service(
             port,
             index=0,
-            metrics=Metrics("gateway-0"),
+            metrics=metrics or Metrics("gateway-0"),
             keys=ApiKeys(),
             quotas=Quotas(Ledger(), time.monotonic_ns, lambda _: None),
             bodies=Bodies(MOST, MOST),
@@ -83,7 +83,8 @@ class Inside:
         async def send(message):
             answers.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "root_path": ""}
+        method = "GET" if body is None else "POST"
+        scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "root_path": ""}
         await self.application(scope, receive, send)
         parts = [each.get("body", b"") for each in answers[1:]]
         self.pieces = list(map(len, parts))

@@ -1,8 +1,12 @@
 """However large a request or its answer is, the gateway's loop turns meanwhile: every other client is answered."""
 
+import itertools
+
 import msgspec
 import pytest
 from gateway_inside import Inside
+
+from edgemesh.actors.gateway_metrics import Metrics
 
 BEATS = 10
 """A loop that stands still gives its neighbour a turn before and after, and none in between."""
@@ -62,3 +66,19 @@ def test_all_choices_of_a_request_are_submitted_in_turns(monkeypatch):
     assert status == 200
     assert len(inside.submits) == 128
     assert inside.answered_before_the_last == 127
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/load", "/openapi.json"])
+def test_what_describes_the_whole_is_put_together_beside_others(path, tmp_path):
+    inside = Inside(metrics=Metrics("gateway-0", tmp_path / "metrics"))
+    other = Metrics("gateway-1", tmp_path / "metrics")
+    for endpoint, code in itertools.product(range(20), range(400, 420)):
+        other.answered(str(endpoint), code)
+    other.share()
+    [left] = (tmp_path / "metrics").iterdir()
+    for number in range(2, 40):
+        (left.parent / f"gateway-{number}.prom").write_bytes(left.read_bytes())
+    turns, status, answer = inside.turns_beside(path, None)
+    assert status == 200
+    assert answer
+    assert turns > 2

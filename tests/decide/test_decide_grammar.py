@@ -1,6 +1,7 @@
 """Masks and the scheduler: no token is drawn before it is known what it may be, and the end comes where the grammar has it."""
 
 import random
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from scheduling_world import EOS, VOCAB, World, draw
 
 from edgemesh.decide import planning
 from edgemesh.decide.asks import Answer
-from edgemesh.decide.grammar import narrowed
+from edgemesh.decide.grammar import bits, narrowed
 from edgemesh.wire.arrays import TokenArray
 from edgemesh.wire.ids import Finish, Plane
 from edgemesh.wire.messages import Cancel, Failed, Sampling, Submit
@@ -268,4 +269,15 @@ def test_what_it_cost_is_noted():
 def test_a_mask_is_narrowed_as_sets_are(mask, allowed, without):
     left = mask & allowed if allowed else mask
     left = left - without or left
-    assert narrowed(mask_of(mask), allowed, without) == mask_of(left)
+    assert narrowed(mask_of(mask), bits(allowed), bits(without)) == mask_of(left)
+
+
+def test_what_a_request_allows_is_worked_out_once_and_not_for_each_token(monkeypatch):
+    counted = Mock(wraps=bits)
+    monkeypatch.setattr("edgemesh.decide.constraining.bits", counted)
+    world = scripted()
+    ask(world)
+    asked = counted.call_count
+    for _ in range(3):
+        answer(world, {7})
+    assert counted.call_count == asked == 2
