@@ -84,6 +84,9 @@ SLOW_CLIENT_S: Final = 30.0
 OWN_DESCRIPTORS: Final = 512
 """Descriptors kept for links, files, and clients that are told that there are too many."""
 
+SWITCH_S: Final = 0.001
+"""How long a worker thread may go on where the event loop waits for the interpreter's lock; there may be several of them."""
+
 CLOSE_S: Final = 2
 """How long answers may take to leave at the end."""
 
@@ -324,6 +327,7 @@ async def serve(mesh: Mesh, arguments: Arguments, raw: ZmqPort, reporter: Report
 def main() -> None:
     """The whole process."""
     arguments = parse_arguments()
+    sys.setswitchinterval(SWITCH_S)
     # A stream is a socket, and the usual soft limit is 1,024 of them.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

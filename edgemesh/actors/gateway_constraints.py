@@ -93,8 +93,9 @@ class Constraints:
             raise unusable(job.grammar_of, fault)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and wait until it is gone."""
         self._process.close()
+        self._process.reap(0)
 
     async def _tried(self, digest: bytes, source: str) -> str:
         """The verdict of one trial, also for those who come with the same source meanwhile."""
@@ -125,6 +126,9 @@ class _Process:
     def __init__(self, start: Start) -> None:
         self._start = start
         self._pid = 0
+        self._ending: list[int] = []
+        """Killed, and not gone yet: the loop does not wait until they have given their memory back."""
+
         self._writer: asyncio.StreamWriter | None = None
         self._starting = asyncio.Lock()
         self._listening: asyncio.Task[None] | None = None
@@ -153,13 +157,18 @@ class _Process:
         self._writer.close()
         self._writer = None
         kill_group(self._pid)
-        os.waitpid(self._pid, 0)
+        self._ending.append(self._pid)
         asked, self._asked = self._asked, {}
         for each in asked.values():
             if not each.done():
                 each.set_result(None)
 
+    def reap(self, options: int = os.WNOHANG) -> None:
+        """Forget the killed processes that are gone, or wait for all of them with ``options`` 0."""
+        self._ending = [pid for pid in self._ending if not os.waitpid(pid, options)[0]]
+
     async def _open(self) -> asyncio.StreamWriter:
+        self.reap()
         ours, theirs = socket.socketpair()
         with theirs:
             self._pid = self._start(theirs.fileno())

@@ -53,6 +53,9 @@ class Workshop:
         self._waiting: OrderedDict[int, None] = OrderedDict()
         self._socket: socket.socket | None = None
         self._pid = 0
+        self._ending: list[int] = []
+        """Processes that were killed and are not gone yet: giving gigabytes back takes a while."""
+
         self._words = Words()
         self._unsent: deque[memoryview] = deque()
         self._started = False
@@ -108,17 +111,24 @@ class Workshop:
         return self._limit_ns() if self._waiting else None
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and wait until it is gone."""
+        self._kill()
+        for pid in self._ending:
+            os.waitpid(pid, 0)
+        self._ending.clear()
+
+    def _kill(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
             kill_group(self._pid)
-            os.waitpid(self._pid, 0)
+            self._ending.append(self._pid)
 
     def _limit_ns(self) -> int:
         return self._since_ns + (PATIENCE_NS if self._started else START_NS)
 
     def _spawn(self) -> bool:
+        self._ending = [pid for pid in self._ending if not os.waitpid(pid, os.WNOHANG)[0]]
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -182,7 +192,7 @@ class Workshop:
 
     def _fail(self, reason: str) -> None:
         """The process is dead, or will be now: its question gets an error, the others another process."""
-        self.close()
+        self._kill()
         for talk in self._talks.values():
             talk.known = False
         if self._started and self._waiting:

@@ -104,5 +104,5 @@ class TextStream:
         self.length += len(text)
         split = next((i for i, (start, _) in enumerate(self._entries) if start >= self.length), len(self._entries))
         self.shown = [entry for _, entry in self._entries[:split]]
-        self._entries = self._entries[split:]
+        del self._entries[:split]
         return text

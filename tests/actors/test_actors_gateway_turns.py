@@ -1,11 +1,14 @@
 """However large a request or its answer is, the gateway's loop turns meanwhile: every other client is answered."""
 
 import itertools
+import sys
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from gateway_inside import Inside
 
+from edgemesh.actors import gateway
 from edgemesh.actors.gateway_metrics import Metrics
 
 BEATS = 10
@@ -82,3 +85,17 @@ def test_what_describes_the_whole_is_put_together_beside_others(path, tmp_path):
     assert status == 200
     assert answer
     assert turns > 2
+
+
+def test_the_loop_need_not_wait_long_for_the_interpreters_lock(monkeypatch):
+    before = sys.getswitchinterval()
+    monkeypatch.setattr(gateway, "read_mesh", Mock(side_effect=FileNotFoundError))
+    monkeypatch.setattr(sys, "argv", ["gateway", "--run-dir", "/none", "--name", "gateway-0", "--epoch", "0"])
+    monkeypatch.setattr(gateway, "disable_created_metrics", Mock())
+    monkeypatch.setattr("resource.setrlimit", Mock())
+    try:
+        with pytest.raises(FileNotFoundError):
+            gateway.main()
+        assert sys.getswitchinterval() == pytest.approx(gateway.SWITCH_S)
+    finally:
+        sys.setswitchinterval(before)

@@ -110,6 +110,26 @@ def test_a_worker_that_hangs_is_replaced(shop, monkeypatch):
     assert (other.key, other.error) == (1, "")
 
 
+def test_nobody_waits_until_a_killed_worker_is_gone(shop, monkeypatch):
+    shop.ask(1, schema(OBJECT), ())
+    (before,) = wait(shop)
+    asked, wait_for = [], os.waitpid
+
+    def waitpid(pid, options):
+        asked.append(options)
+        return wait_for(pid, options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "waitpid", waitpid)
+        os.kill(shop._pid, signal.SIGKILL)
+        shop.ask(1, "", (first(before.mask),))
+        (after,) = wait(shop)
+    assert (after.key, bool(after.error)) == (1, True)
+    shop.ask(2, schema(OBJECT), ())
+    assert [each.key for each in wait(shop)] == [2]
+    assert 0 not in asked
+
+
 def test_a_stream_that_is_dropped_is_not_answered(shop):
     shop.ask(1, schema(OBJECT), ())
     shop.ask(2, schema(OBJECT), ())
