@@ -71,13 +71,20 @@ imports: $(VENV)/.tested
 	@echo "==> import-linter"
 	@$(BIN)/lint-imports
 
+# What fails is run once more, in a process and on meshes of its own, and both runs are shown: a fault of the code fails
+# again, a moment in which something else had the machine does not.
+define pytest
+@$(BIN)/python -m pytest -m "$(1)" --durations 15 $(PYTEST) || { [ $$? -eq 1 ] && echo "==> once more, what failed" && \
+	$(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none $(PYTEST); }
+endef
+
 unit: pull $(VENV)/.tested
 	@echo "==> pytest, all but the full product of modes"
-	@$(BIN)/python -m pytest -m "not full" --durations 15 $(PYTEST)
+	$(call pytest,not full)
 
 full: pull $(VENV)/.tested
 	@echo "==> pytest, the full product of modes"
-	@$(BIN)/python -m pytest -m full --durations 15 $(PYTEST)
+	$(call pytest,full)
 
 check: lint types imports
 

@@ -121,7 +121,7 @@ class Runner:
 
     def _forward(self, plan: Plan | IdlePlan, prefill: Prefill | None, ran: Sequence[int]) -> Tensor:
         """Hidden states of the rows that draw or are scored; the same collectives on every rank of the set."""
-        flow = stream(self._collectives, plan.verdict, self._turns.station.member)
+        flow = stream(self._collectives, plan.verdict)
         rows = None
         if ran:
             longest = 1 + max(self._batch.slots.seats[slot].position for slot in ran)

@@ -141,20 +141,18 @@ class Reduced(Whole):
 
 
 def across(collectives: Collectives, groups: Sequence[int]) -> Stream:
-    """The stream of a step whose groups run so many rows each, as the rank's collectives are wanted."""
+    """The stream of a step whose groups (one, or all that share collectives) run so many rows each."""
     if collectives.world is collectives.attn:
         return Whole(collectives.attn, groups[0])
     return Dealt(collectives, groups) if collectives.scatters else Reduced(collectives, groups)
 
 
-def stream(collectives: Collectives, verdict: Verdict, member: int) -> Stream:
-    """The stream of this verdict for a rank of the set's ``member``-th group.
+def stream(collectives: Collectives, verdict: Verdict) -> Stream:
+    """The stream of this verdict.
 
     Where exact counts cost no more than equal ones (shared memory), an even layout is run without its padding.
     """
     group_rows: tuple[int, ...] = verdict.tokens
     if verdict.layout is Layout.EVEN and collectives.world.pads:
         group_rows = (verdict.bucket,) * len(verdict.tokens)
-    if collectives.world is collectives.attn:
-        return Whole(collectives.attn, group_rows[member])
     return across(collectives, group_rows)

@@ -62,7 +62,7 @@ class Ranks:
         def job(rank):
             member = rank // self.attn_tp
             prefill, rows = work[member] or (None, None)
-            flow = stream(self.ends[rank], verdict, member)
+            flow = stream(self.ends[rank], verdict)
             network = self.networks[rank]
             hidden = network.forward(build(flow, PAGE_TOKENS, prefill, rows))
             return network.logits(hidden)

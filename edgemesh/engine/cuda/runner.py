@@ -218,7 +218,7 @@ class CudaRunner:
         self, flight: Flight, prefill: Prefill | None, firsts: Sequence[Drawing], ran: list[int]
     ) -> tuple[Tensor, Tensor]:
         """A step of prompts, of rows, of both or of neither: (tokens, logits) of the rows that draw."""
-        flow = stream(self._collectives, flight.plan.verdict, self._turns.station.member)
+        flow = stream(self._collectives, flight.plan.verdict)
         self._batch.flush()
         packed = pack(
             prefill, [each.row for each in firsts], len(ran), flow.rows, self._limits, self._batch, self._outbox
