@@ -132,7 +132,7 @@ class Launched:
             self.signal(signal.SIGTERM)
         return self.wait(deadline_s)
 
-    def leftovers(self, deadline_s: float = 5.0) -> list[str]:
+    def leftovers(self, deadline_s: float = 30.0) -> list[str]:
         """What is still there of an ended mesh once ``deadline_s`` is over: processes, files of the run, its port."""
         due = time.monotonic() + deadline_s
         while (left := self._left()) and time.monotonic() < due:

@@ -1,6 +1,7 @@
 """Clients of a mesh: many at once, some that hang up or do not read; and what its traces say since a moment."""
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -11,10 +12,12 @@ import httpx
 
 MODEL = "smollm2-135m"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-OPEN = "edgemesh_open_streams"
+OPEN, SUBMITTED = "edgemesh_open_streams", "edgemesh_prompt_tokens_total"
+PATIENCE_S = 150
+"""For what is true at once on a quiet machine, and must be in the end on any."""
 
 
-def wait_for(condition, deadline_s, what, poll_s=0.02):
+def wait_for(condition, what, deadline_s=PATIENCE_S, poll_s=0.02):
     """The first true value of ``condition``; an assertion with what ``what`` says then, if none comes in time."""
     due = time.monotonic() + deadline_s
     while not (found := condition()):
@@ -35,7 +38,7 @@ def words(count, seed=0):
     return " ".join(f"{draw.randrange(1000)}" for _ in range(max(1, count // 3)))
 
 
-def together(served, calls, timeout=60):
+def together(served, calls, timeout=PATIENCE_S):
     """Run every ``async call(client)`` at once; their results in order."""
 
     async def everyone():
@@ -76,36 +79,86 @@ def text_of(answer, index=0):
     return "".join(each["text"] if "text" in each else each["delta"].get("content") or "" for each in choices)
 
 
-def raw(served, path=COMPLETIONS, receive_bytes=None, **fields):
-    """A connection that has sent a request and read nothing."""
-    connection = socket.socket()
-    if receive_bytes is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    connection.settimeout(30)
-    connection.connect(("127.0.0.1", served.port))
-    content = json.dumps(body(path, **fields)).encode()
+def raw(served, path=COMPLETIONS, receive_bytes=None, asked=None, **fields):
+    """A connection that has sent a request, that of ``fields`` or as ``asked``, and read nothing."""
+    content = json.dumps(asked or body(path, **fields)).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     )
-    connection.sendall(head.encode() + content)
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.socket())
+        if receive_bytes is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connection.settimeout(PATIENCE_S)
+        connection.connect(("127.0.0.1", served.port))
+        connection.sendall(head.encode() + content)
+        stack.pop_all()
     return connection
 
 
-class Traces:
-    """What the actors traced since this object was made, until ``settle``.
+@contextlib.contextmanager
+def held(served, *texts, **fields):
+    """A connection for each text, with a stream that has begun and goes on while nobody reads it, for half a minute."""
+    with contextlib.ExitStack() as stack:
+        asked = {"stream": True, "receive_bytes": 4096} | fields
+        connections = [stack.enter_context(raw(served, text=text, **asked)) for text in texts]
+        for connection in connections:
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        yield connections
 
-    Traces are written a few times a second; ``settle`` waits until all of them are, and no request is left.
+
+def rest_of(connection):
+    """All that still comes on a connection, up to its end or that of its stream."""
+    said = b""
+    while b"data: [DONE]" not in said[-64:] and (more := connection.recv(1 << 16)):
+        said += more
+    return said
+
+
+class Traces:
+    """What the actors traced since this object was made.
+
+    Traces are written a few times a second; ``settle`` waits until all of them are, and no request is left. Its own requests
+    are left out.
     """
 
     def __init__(self, served):
         self._served = served
         self._dir = served.traces
+        # What was traced before may be written after: the sizes only save reading.
         self._began = {path: path.stat().st_size for path in served.traces.glob("*.jsonl")}
+        self._since = time.monotonic_ns()
         self._groups = sum(name.startswith("group-") for name in served.actors())
-        self._until = None
+        self._own, self._settled = set(), None
 
     def events(self, *names, actors="*"):
         """The events with these names, each actor's in order."""
+        return (event for event in self._events(*names, actors=actors) if not self._is_own(event))
+
+    def groups(self):
+        """Group of each placed choice, by its id."""
+        return {event["request"]: event["group"] for event in self.events("request.placed", actors="router-*")}
+
+    def settle(self):
+        """Wait until nothing runs any more, every page is free again, and all that led to it is written."""
+        served = self._served
+        if served.metric(SUBMITTED) == self._settled:
+            return
+        wait_for(lambda: served.metric(OPEN) == 0, lambda: f"{served.metric(OPEN)} choices are still open")
+        # A last request to each group: what it leaves in the traces comes after everything else.
+        last = {answer["id"] for answer in together(served, [posting(group=n, max_tokens=1) for n in self._all()])}
+        self._own |= last
+        wait_for(
+            lambda: self._rests(last),
+            lambda: f"a group has not got all its pages back, or an actor its trace: {self._resting(last)}",
+            poll_s=0.1,
+        )
+        self._settled = served.metric(SUBMITTED)
+
+    def _all(self):
+        return range(self._groups)
+
+    def _events(self, *names, actors="*"):
         wanted = re.compile(f'"event":"({"|".join(map(re.escape, names))})"'.encode())
         for path in sorted(self._dir.glob(f"{actors}.jsonl")):
             with path.open("rb") as file:
@@ -113,44 +166,27 @@ class Traces:
                 for line in file:
                     if wanted.search(line) and line.endswith(b"\n"):
                         event = json.loads(line)
-                        if self._until is None or event["mono"] <= self._until:
+                        if event["mono"] >= self._since:
                             yield event
 
-    def groups(self):
-        """Group of each placed choice, by its id."""
-        return {event["request"]: event["group"] for event in self.events("request.placed", actors="router-*")}
-
-    def settle(self, deadline_s=3):
-        """Wait until nothing runs any more, every page is free again, and all that led to it is written."""
-        served, due = self._served, time.monotonic() + deadline_s
-        wait_for(
-            lambda: served.metric(OPEN) == 0,
-            deadline_s,
-            lambda: f"{served.metric(OPEN)} choices are still open",
-        )
-        self._until = None
-        until = time.monotonic_ns()
-        # A last request to each group: what it leaves in the traces comes after everything else.
-        last = [posting(group=group, max_tokens=1) for group in range(self._groups)]
-        last = {answer["id"] for answer in together(served, last)}
-        wait_for(
-            lambda: self._rests(last),
-            max(3.0, due - time.monotonic()),
-            lambda: f"a group has not got all its pages back, or an actor its trace: {self._resting(last)}",
-            poll_s=0.1,
-        )
-        self._until = until
+    def _is_own(self, event):
+        named = event.get("requests") or [event.get("request")]
+        return self._own.issuperset(named)
 
     def _rests(self, last):
         """Whether every group is quiet after one of the ``last`` requests, and every actor has written its part of them."""
-        told = {event["request"] for event in self.events("request.finished", actors="gateway-*")}
-        told &= {event["request"] for event in self.events("request.placed", actors="router-*")}
+        told = {event["request"] for event in self._events("request.finished", actors="gateway-*")}
+        told &= {event["request"] for event in self._events("request.placed", actors="router-*")}
+        # There may be gateways that had no part in the last requests.
+        received = {event["request"] for event in self._events("request.received", actors="gateway-*")}
+        ends = ("request.sent", "request.failed", "request.aborted")
+        ended = {event["request"] for event in self._events(*ends, actors="gateway-*")}
         resting = self._resting(last)
-        return last <= told and len(resting) == self._groups and all(resting.values())
+        return last <= told and received <= ended and len(resting) == self._groups and all(resting.values())
 
     def _resting(self, last):
         resting = {}
-        for event in self.events("request.finished", "request.queued", "group.quiet", actors="group-*"):
+        for event in self._events("request.finished", "request.queued", "group.quiet", actors="group-*"):
             if event["event"] == "request.finished" and event["request"] in last:
                 resting[event["actor"]] = False
             elif event["actor"] in resting:

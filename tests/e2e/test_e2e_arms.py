@@ -27,7 +27,7 @@ output_len = 20
 
 def bench(*words):
     command = [sys.executable, "-m", "edgemesh.cli.main", "bench", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
 
 
 def test_arms_are_started_driven_and_compared(tmp_path):

@@ -9,7 +9,7 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from e2e_clients import CHAT, COMPLETIONS, MODEL, body, posting, text_of, together, words
+from e2e_clients import CHAT, COMPLETIONS, MODEL, PATIENCE_S, body, posting, text_of, together, words
 
 COUPLED = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
 QUESTION = "Describe the city of Paris."
@@ -26,8 +26,6 @@ PLACE = {
 }
 LONGEST = 96
 """Tokens that its longest outputs have, white space and all, or more."""
-
-PATIENCE_S = 300
 
 FORMS = {
     "schema": (
@@ -75,9 +73,7 @@ def test_every_output_has_the_form(served, traces, form):
         {"path": CHAT, "temperature": 1, "seed": 1, "n": 2},
         {"path": COMPLETIONS, "temperature": 2, "seed": 2, "stream": True, "ignore_eos": False},
     ]
-    answers = together(
-        served, [posting(text=QUESTION, max_tokens=LONGEST, **each, **fields) for each in asked], PATIENCE_S
-    )
+    answers = together(served, [posting(text=QUESTION, max_tokens=LONGEST, **each, **fields) for each in asked])
     for each, answer in zip(asked, answers, strict=True):
         for index in range(each.get("n", 1)):
             text, reason = text_of(answer, index), reason_of(answer, index)
@@ -127,7 +123,7 @@ def test_a_stream_of_any_object_says_the_same_as_one_answer(served, client):
 @pytest.mark.parametrize("group", [0, 1])
 def test_one_group_has_a_schema_while_the_other_idles(served, traces, group):
     fields, fits = FORMS["schema"]
-    (answer,) = together(served, [posting(CHAT, text=QUESTION, group=group, max_tokens=LONGEST, **fields)], PATIENCE_S)
+    (answer,) = together(served, [posting(CHAT, text=QUESTION, group=group, max_tokens=LONGEST, **fields)])
     assert fits(text_of(answer))
     traces.settle()
     assert set(traces.groups().values()) >= {group}
@@ -137,7 +133,7 @@ def test_one_group_has_a_schema_while_the_other_idles(served, traces, group):
 def test_a_cached_prefix_and_an_output_cut_short(served, traces):
     prompt, (fields, fits) = words(150, 77), FORMS["schema"]
     once, again, cut = (
-        together(served, [posting(text=prompt, group=0, max_tokens=tokens, **fields)], PATIENCE_S)[0]
+        together(served, [posting(text=prompt, group=0, max_tokens=tokens, **fields)])[0]
         for tokens in (LONGEST, LONGEST, 5)
     )
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
@@ -149,7 +145,7 @@ def test_a_cached_prefix_and_an_output_cut_short(served, traces):
 
 @COUPLED
 def test_neighbours_of_constrained_and_hostile_requests_notice_nothing(served, traces):
-    alone = [together(served, [posting(text=f"{n} is", max_tokens=12)], PATIENCE_S)[0] for n in range(4)]
+    alone = [together(served, [posting(text=f"{n} is", max_tokens=12)])[0] for n in range(4)]
     hostile = [
         {"guided_json": {"type": "integer", "multipleOf": 1000003}},
         {"guided_json": {"not": {}}},
@@ -169,7 +165,7 @@ def test_neighbours_of_constrained_and_hostile_requests_notice_nothing(served, t
     fields, fits = FORMS["schema"]
     calls = [posting(text=f"{n} is", max_tokens=12, stream=bool(n % 2)) for n in range(4)]
     calls += [posting(CHAT, text=QUESTION, max_tokens=LONGEST, **fields) for _ in range(2)]
-    found = together(served, [*calls, *map(refused, hostile)], PATIENCE_S)
+    found = together(served, [*calls, *map(refused, hostile)])
     assert [text_of(answer) for answer in found[:4]] == [text_of(answer) for answer in alone]
     assert all(fits(text_of(answer)) for answer in found[4:6])
 
@@ -177,6 +173,6 @@ def test_neighbours_of_constrained_and_hostile_requests_notice_nothing(served, t
 @COUPLED
 def test_two_constraints_are_a_400_that_names_both(served):
     asked = body(CHAT, response_format={"type": "json_object"}, guided_regex="a")
-    answer = httpx.post(served.url + CHAT, json=asked)
+    answer = httpx.post(served.url + CHAT, json=asked, timeout=PATIENCE_S)
     assert answer.status_code == 400
     assert "`response_format` and `guided_regex`" in answer.json()["error"]["message"]

@@ -20,7 +20,7 @@ def run(script, served, *arguments, **environment):
     """What a client's script prints last, as JSON."""
     command = [sys.executable, str(HERE / script), served.url, MODEL, *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, env=os.environ | environment, check=False
+        command, capture_output=True, text=True, timeout=400, env=os.environ | environment, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,5 +1,6 @@
 """How a mesh starts and ends: drained, stopped, killed, or with a rank that dies, stops or hangs; nothing is left."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,9 +10,11 @@ import time
 
 import httpx
 import pytest
+from e2e_clients import COMPLETIONS, PATIENCE_S, body, held, rest_of, wait_for
 
 from edgemesh.bench.launch import COMMAND
 
+USAGE = {"stream_options": {"include_usage": True}}
 LONG = {"model": "smollm2-135m", "prompt": "A long story:", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 
@@ -27,7 +30,7 @@ class Stream:
 
     def _run(self):
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
+            with httpx.stream("POST", self._url, json=self._body, timeout=PATIENCE_S) as response:
                 self.status = response.status_code
                 if self.status != 200:
                     response.read()
@@ -37,15 +40,12 @@ class Stream:
         except httpx.HTTPError as error:
             self.failure = error
 
-    def wait_first(self, deadline_s=60):
-        due = time.monotonic() + deadline_s
-        while not self.events:
-            assert time.monotonic() < due, "no event came"
-            time.sleep(0.01)
+    def wait_first(self):
+        wait_for(lambda: self.events, "no event came")
         return self
 
-    def join(self, deadline_s=60):
-        self._thread.join(deadline_s)
+    def join(self):
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the stream did not end"
         return self
 
@@ -58,46 +58,41 @@ class Stream:
         ]
 
 
-def wait_for(condition, deadline_s, launched, what):
-    due = time.monotonic() + deadline_s
-    while not (found := condition()):
-        assert time.monotonic() < due, launched.tell(what)
-        time.sleep(0.01)
-    return found
-
-
 def events_of(launched, actor):
     path = launched.traces / f"{actor}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def drains(launched):
+    wait_for(lambda: launched.health()[0] == 503, lambda: launched.tell("health does not say that it drains"))
+
+
 def test_sigterm_drains(fresh):
-    launched = fresh("tp1", split=False)
-    running = Stream(launched, max_tokens=64).wait_first()
-    launched.signal(signal.SIGTERM)
-    wait_for(lambda: launched.health()[0] == 503, 5, launched, "health does not say that it drains")
-    late = Stream(launched).join(10)
-    assert late.status in {0, 503}
-    running.join()
-    assert running.failure is None
-    assert running.events[-1] == "[DONE]"
-    assert not running.errors
-    assert launched.wait(30) == 0, launched.tell("the exit code of a drained mesh is 0")
+    launched = fresh("tp1", split=False, engine__kind="null", supervisor__drain_s=600)
+    with held(launched, "A long story", max_tokens=3000, **USAGE) as (running,):
+        launched.signal(signal.SIGTERM)
+        drains(launched)
+        late = httpx.post(launched.url + COMPLETIONS, json=body(), timeout=PATIENCE_S)
+        assert (late.status_code, "shutting down" in late.text) == (503, True)
+        said = rest_of(running)
+    assert b"data: [DONE]" in said[-64:]
+    assert b'"completion_tokens":3000' in said, said[-500:]
+    assert launched.wait(60) == 0, launched.tell("the exit code of a drained mesh is 0")
     assert launched.leftovers() == []
 
 
 def test_a_second_sigterm_stops_now(fresh):
-    launched = fresh("tp1", split=True)
-    running = Stream(launched, max_tokens=2000).wait_first()
-    launched.signal(signal.SIGTERM)
-    wait_for(lambda: launched.health()[0] == 503, 5, launched, "health does not say that it drains")
-    launched.signal(signal.SIGTERM)
-    # One that drained on would take the 2,000 tokens' time first.
-    assert launched.wait(30) == 0, launched.tell("a mesh that was asked to stop ends with 0")
-    (stopping,) = [each for each in events_of(launched, "supervisor-0") if each["event"] == "mesh.stopping"]
-    assert stopping["stage"] == "draining"
-    running.join(10)
-    assert running.errors or running.failure is not None, running.events[-3:]
+    launched = fresh("tp1", split=True, engine__kind="null", supervisor__drain_s=600)
+    with held(launched, "A long story", max_tokens=5000) as (running,):
+        launched.signal(signal.SIGTERM)
+        drains(launched)
+        launched.signal(signal.SIGTERM)
+        # One that drained on would wait for its client.
+        assert launched.wait(25) == 0, launched.tell("a mesh that was asked to stop ends with 0")
+        (stopping,) = [each for each in events_of(launched, "supervisor-0") if each["event"] == "mesh.stopping"]
+        assert stopping["stage"] == "draining"
+        with contextlib.suppress(ConnectionError):
+            assert b'"finish_reason":"length"' not in rest_of(running)
     assert launched.leftovers() == []
 
 
@@ -106,7 +101,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing(fresh):
     Stream(launched).wait_first()
     assert len(launched.pids()) > 5
     launched.signal(signal.SIGKILL)
-    launched.wait(10)
+    launched.wait(60)
     assert launched.leftovers() == []
 
 
@@ -118,16 +113,14 @@ def test_a_rank_that_ends_or_stops_is_named_within_a_second(fresh, number):
     at = time.time_ns()
     os.kill(launched.actors()[rank], number)
     status, why = wait_for(
-        lambda: (found := launched.health())[0] != 200 and found,
-        15,
-        launched,
-        "health does not say that a rank is gone",
+        lambda: (found := launched.health())[0] not in {0, 200} and found,
+        lambda: launched.tell("health does not say that a rank is gone"),
     )
     assert status == 503, launched.tell(f"{status}: {why}")
     assert rank in why
-    running.join(20)
+    running.join()
     assert running.errors, f"the running request's stream has no error: {running.events[-3:]} {running.failure}"
-    assert launched.wait(30) != 0
+    assert launched.wait(60) != 0
     wanted = "actor.exited" if number == signal.SIGKILL else "actor.stopped"
     events = events_of(launched, "supervisor-0")
     named = [each for each in events if each["event"] == wanted and each.get("name") == rank]
@@ -135,7 +128,7 @@ def test_a_rank_that_ends_or_stops_is_named_within_a_second(fresh, number):
     (failed,) = [each for each in events if each["event"] == "mesh.failed"]
     # From when the supervisor was told; when it is scheduled is up to a machine that may be busy.
     assert 0 <= failed["mono"] - named[0]["mono"] < 1_000_000_000
-    assert failed["ts"] - at < 10_000_000_000
+    assert failed["ts"] - at < 30_000_000_000
     assert not [each for each in events if each["event"] == "actor.silent"], "it was seen, not missed"
     assert rank in launched.log.read_text()
     assert launched.leftovers() == []
@@ -145,15 +138,15 @@ def test_a_rank_that_ends_or_stops_is_named_within_a_second(fresh, number):
 @pytest.mark.parametrize("actors", [1, 5])
 def test_an_end_while_starting_leaves_nothing(fresh, number, actors):
     launched = fresh("tp2-dp2", split=False, healthy=False)
-    wait_for(lambda: len(launched.actors()) >= actors, 30, launched, f"fewer than {actors} actors")
+    wait_for(lambda: len(launched.actors()) >= actors, lambda: launched.tell(f"fewer than {actors} actors"))
     launched.signal(number)
-    launched.wait(20)
+    launched.wait(60)
     assert launched.leftovers() == []
 
 
 def test_a_start_that_cannot_be_says_why_and_ends(tmp_path):
     command = [*COMMAND, "start", "--topology", "demo", "--set", "mesh.tp=3", "--set", "mesh.dp=2"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert result.returncode == 2, result.stdout + result.stderr
     assert "Traceback" not in result.stdout + result.stderr
     assert "mesh.tp" in result.stdout + result.stderr
@@ -164,9 +157,9 @@ def test_a_step_over_its_bound_is_named_and_the_mesh_ends(fresh):
     launched = fresh(
         "tp1", split=False, supervisor__step_bound_s=0.01, supervisor__report_ms=20, prefill__chunk_tokens=512
     )
-    running = Stream(launched, prompt="word " * 2000).join(30)
+    running = Stream(launched, prompt="word " * 2000).join()
     assert running.errors or running.status >= 500, running.events[-3:]
-    assert launched.wait(30) != 0
+    assert launched.wait(60) != 0
     (hung, *_) = [each for each in events_of(launched, "supervisor-0") if each["event"] == "actor.hung"]
     assert hung["name"] == "rank-0.mixed"
     assert hung["plane"] == "mixed"

@@ -1,31 +1,22 @@
 """The real `openai` client against a real mesh: streaming or not, many at once, and clients that go away."""
 
 import asyncio
-import http.client
-import json
-import time
+import contextlib
 
 import openai
 import pytest
+from e2e_clients import PATIENCE_S, raw, wait_for
 
 pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
 
 MODEL = "smollm2-135m"
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
-RUNNING = "edgemesh_open_streams"
 
 
 @pytest.fixture
 def client(served):
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120) as found:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as found:
         yield found
-
-
-def until(condition, deadline_s, what):
-    due = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < due, what()
-        time.sleep(0.02)
 
 
 def test_the_model_is_listed_and_answers(client):
@@ -93,49 +84,15 @@ def test_sixty_four_at_once_all_get_their_own_answer(served):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_what_it_held(served, stream):
-    until(lambda: served.metric(RUNNING) == 0, 10, lambda: "requests of other tests still run")
-    body = {
-        "model": MODEL,
-        "prompt": "Tell me a long story.",
-        "max_tokens": 1500,
-        "ignore_eos": True,
-        "stream": stream,
-        "n": 2,
-    }
-    began, connections = time.time_ns(), []
-    for _ in range(4):
-        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        connections.append(connection)
-    until(lambda: served.metric(RUNNING) == 8, 30, lambda: "not all run")
-    left = time.time_ns()
-    for connection in connections:
-        connection.close()
-    until(
-        lambda: served.metric(RUNNING) == 0,
-        3,
-        lambda: f"{served.metric(RUNNING)} still run 3 s after their clients left",
-    )
-    until(lambda: all_quiet(served, began, left), 3, lambda: served.tell("a group has not got all its pages back"))
-
-
-def events(served, name):
-    for path in served.traces.glob("group-*.jsonl"):
-        for event in map(json.loads, path.read_text().splitlines()):
-            if event["event"] == name:
-                yield event | {"group": int(event["actor"].removeprefix("group-"))}
-
-
-def all_quiet(served, began, left):
-    """Whether every group that admitted something after ``began`` has no work and all its pages again after ``left``."""
-    busy = {event["group"] for event in events(served, "request.admitted") if event["ts"] > began}
-    quiet = [event for event in events(served, "group.quiet") if event["ts"] > left]
-    return (
-        bool(busy)
-        and busy <= {event["group"] for event in quiet}
-        and all(event["free_pages"] == event["total_pages"] for event in quiet)
-    )
+def test_a_client_that_goes_away_frees_what_it_held(served, traces, stream):
+    asked = {"text": "Tell me a long story.", "max_tokens": 5000, "stream": stream, "n": 2}
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(raw(served, **asked))
+        wait_for(lambda: len(traces.groups()) == 8, "not all are placed")
+    traces.settle()
+    assert {event["request"] for event in traces.events("request.aborted", actors="group-*")} == set(traces.groups())
+    assert len(list(traces.events("request.aborted", actors="gateway-*"))) == 4
 
 
 @pytest.mark.parametrize(
@@ -151,11 +108,11 @@ def all_quiet(served, began, left):
 def test_a_bad_request_is_refused_and_its_neighbours_go_on(served, client, fields, named):
     good = {"model": MODEL, "prompt": "The sun is", "max_tokens": 24, "temperature": 0}
     before = client.completions.create(**good).choices[0].text
-    stream = client.completions.create(**good, stream=True)
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(**({"model": MODEL} | fields))
-    assert named in str(refused.value.body)
-    assert "".join(choice.text for chunk in stream for choice in chunk.choices) == before
+    with client.completions.create(**good, stream=True) as stream:
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(**({"model": MODEL} | fields))
+        assert named in str(refused.value.body)
+        assert "".join(choice.text for chunk in stream for choice in chunk.choices) == before
     assert served.health()[0] == 200
 
 

@@ -6,7 +6,7 @@ import json
 import httpx
 import pydantic
 import pytest
-from e2e_clients import CHAT, COMPLETIONS, MODEL, body, events_of
+from e2e_clients import CHAT, COMPLETIONS, MODEL, PATIENCE_S, body, events_of
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -34,7 +34,7 @@ def strictly(kind, answer):
 
 
 def post(served, path, **fields):
-    answer = httpx.post(served.url + path, json=body(path, **fields), timeout=60)
+    answer = httpx.post(served.url + path, json=body(path, **fields), timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     return events_of(answer.text) if fields.get("stream") else answer.json()
 
@@ -89,10 +89,11 @@ def test_streamed_completions(served, fields):
 
 
 def test_models(served):
-    listed = httpx.get(f"{served.url}/v1/models").json()
+    listed = httpx.get(f"{served.url}/v1/models", timeout=PATIENCE_S).json()
     assert listed.keys() == {"object", "data"}
     assert [strictly(Model, each).id for each in listed["data"]] == [MODEL]
-    assert strictly(Model, httpx.get(f"{served.url}/v1/models/{MODEL}").json()).id == MODEL
+    one = httpx.get(f"{served.url}/v1/models/{MODEL}", timeout=PATIENCE_S).json()
+    assert strictly(Model, one).id == MODEL
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_models(served):
     [(CHAT, {"temperature": 3}, 400), (COMPLETIONS, {"model": "nobody"}, 404), (COMPLETIONS, {"nonsense": 1}, 400)],
 )
 def test_errors(served, path, fields, status):
-    answer = httpx.post(served.url + path, json=body(path, **fields))
+    answer = httpx.post(served.url + path, json=body(path, **fields), timeout=PATIENCE_S)
     assert answer.status_code == status
     assert answer.json().keys() == {"error"}
     error = answer.json()["error"]

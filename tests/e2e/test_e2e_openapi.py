@@ -4,7 +4,7 @@ import json
 
 import pytest
 import schemathesis
-from e2e_clients import CHAT, COMPLETIONS, MODEL, events_of
+from e2e_clients import CHAT, COMPLETIONS, MODEL, PATIENCE_S, events_of
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
@@ -67,7 +67,7 @@ def shorten(case):
 def test_whatever_is_asked_is_answered_as_the_document_says(case, served):
     shorten(case)
     # Each on a connection of its own: one that is dropped would else be asked again.
-    response = case.call_and_validate(base_url=served.url, checks=CHECKS, timeout=30)
+    response = case.call_and_validate(base_url=served.url, checks=CHECKS, timeout=PATIENCE_S)
     if "text/event-stream" in response.headers.get("content-type", [""])[0]:
         if case.operation.path in ENDS:
             *_, last = (json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: "))

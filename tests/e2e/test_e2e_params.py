@@ -3,7 +3,7 @@
 import httpx
 import openai
 import pytest
-from e2e_clients import MODEL
+from e2e_clients import MODEL, PATIENCE_S
 
 pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
 
@@ -21,7 +21,8 @@ def client(served):
 @pytest.fixture
 def tokenize(served):
     def call(text):
-        return httpx.post(f"{served.url}/tokenize", json={"prompt": text}).json()["tokens"]
+        asked = {"prompt": text}
+        return httpx.post(f"{served.url}/tokenize", json=asked, timeout=PATIENCE_S).json()["tokens"]
 
     return call
 

@@ -1,14 +1,14 @@
 """Responses and messages by the real `openai` and `anthropic` clients against a real mesh: the same as chats, in their forms."""
 
 import asyncio
-import http.client
+import contextlib
 import json
 from typing import Literal
 
 import anthropic
 import openai
 import pytest
-from e2e_clients import MODEL, OPEN, wait_for
+from e2e_clients import MODEL, raw, wait_for
 from pydantic import BaseModel
 
 pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
@@ -183,20 +183,16 @@ def test_too_long_a_prompt_is_a_400_streaming_or_not(client, claude):
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 def test_a_client_that_goes_away_frees_what_it_held(served, traces, path, stream):
     story = "Tell me a long story."
-    asked = {"input": story, "max_output_tokens": 1500}
+    asked = {"input": story, "max_output_tokens": 5000}
     if path == "/v1/messages":
-        asked = {"messages": [{"role": "user", "content": story}], "max_tokens": 1500}
-    body = {"model": MODEL, "ignore_eos": True, "stream": stream} | asked
-    connections = []
-    for _ in range(4):
-        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
-        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        connections.append(connection)
-    wait_for(lambda: served.metric(OPEN) == 4, 30, "not all run")
-    for connection in connections:
-        connection.close()
-    wait_for(lambda: served.metric(OPEN) == 0, 3, lambda: f"{served.metric(OPEN)} still run")
+        asked = {"messages": [{"role": "user", "content": story}], "max_tokens": 5000}
+    asked |= {"model": MODEL, "ignore_eos": True, "stream": stream}
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(raw(served, path, asked=asked))
+        wait_for(lambda: len(traces.groups()) == 4, "not all are placed")
     traces.settle()
+    assert {event["request"] for event in traces.events("request.aborted", actors="group-*")} == set(traces.groups())
 
 
 def test_sixteen_at_once_get_their_own_answers(served):
