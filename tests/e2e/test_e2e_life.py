@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
 
 import httpx
@@ -15,47 +14,6 @@ from e2e_clients import COMPLETIONS, PATIENCE_S, body, held, rest_of, wait_for
 from edgemesh.bench.launch import COMMAND
 
 USAGE = {"stream_options": {"include_usage": True}}
-LONG = {"model": "smollm2-135m", "prompt": "A long story:", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-
-
-class Stream:
-    """One streamed request in a thread of its own: every event it got, and how it ended."""
-
-    def __init__(self, launched, **fields):
-        self.events, self.failure, self.status = [], None, 0
-        self._body = LONG | {"stream": True} | fields
-        self._url = f"{launched.url}/v1/completions"
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self):
-        try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=PATIENCE_S) as response:
-                self.status = response.status_code
-                if self.status != 200:
-                    response.read()
-                    self.events.append(response.text)
-                    return
-                self.events.extend(line[6:] for line in response.iter_lines() if line.startswith("data: "))
-        except httpx.HTTPError as error:
-            self.failure = error
-
-    def wait_first(self):
-        wait_for(lambda: self.events, "no event came")
-        return self
-
-    def join(self):
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive(), "the stream did not end"
-        return self
-
-    @property
-    def errors(self):
-        return [
-            json.loads(event)["error"]
-            for event in self.events
-            if event.startswith("{") and "error" in json.loads(event)
-        ]
 
 
 def events_of(launched, actor):
@@ -98,28 +56,31 @@ def test_a_second_sigterm_stops_now(fresh):
 
 def test_kill_9_of_the_supervisor_leaves_nothing(fresh):
     launched = fresh("tp2-dp2", split=False)
-    Stream(launched).wait_first()
-    assert len(launched.pids()) > 5
-    launched.signal(signal.SIGKILL)
-    launched.wait(60)
+    with held(launched, "A long story", max_tokens=5000):
+        assert len(launched.pids()) > 5
+        launched.signal(signal.SIGKILL)
+        launched.wait(60)
     assert launched.leftovers() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_rank_that_ends_or_stops_is_named_within_a_second(fresh, number):
-    launched = fresh("tp2-dp2", split=True, supervisor__drain_s=3)
-    running = Stream(launched).wait_first()
+@pytest.mark.parametrize(
+    ("number", "engine"), [(signal.SIGKILL, "model"), (signal.SIGSTOP, "null")], ids=["killed", "stopped"]
+)
+def test_a_rank_that_ends_or_stops_is_named_within_a_second(fresh, number, engine):
+    launched = fresh("tp2-dp2", split=True, engine__kind=engine, supervisor__drain_s=3)
     rank = "rank-1.decode"
-    at = time.time_ns()
-    os.kill(launched.actors()[rank], number)
-    status, why = wait_for(
-        lambda: (found := launched.health())[0] not in {0, 200} and found,
-        lambda: launched.tell("health does not say that a rank is gone"),
-    )
-    assert status == 503, launched.tell(f"{status}: {why}")
-    assert rank in why
-    running.join()
-    assert running.errors, f"the running request's stream has no error: {running.events[-3:]} {running.failure}"
+    with held(launched, "A long story", max_tokens=5000) as (running,):
+        at = time.time_ns()
+        os.kill(launched.actors()[rank], number)
+        # The mesh is there for two more seconds, to say so.
+        status, why = wait_for(
+            lambda: (found := launched.health())[0] not in {0, 200} and found,
+            lambda: launched.tell("health does not say that a rank is gone"),
+        )
+        assert status == 503, launched.tell(f"{status}: {why}")
+        assert rank in why
+        said = rest_of(running)
+        assert b'"error"' in said, f"the running request's stream has no error: {said[-500:]}"
     assert launched.wait(60) != 0
     wanted = "actor.exited" if number == signal.SIGKILL else "actor.stopped"
     events = events_of(launched, "supervisor-0")
@@ -157,8 +118,9 @@ def test_a_step_over_its_bound_is_named_and_the_mesh_ends(fresh):
     launched = fresh(
         "tp1", split=False, supervisor__step_bound_s=0.01, supervisor__report_ms=20, prefill__chunk_tokens=512
     )
-    running = Stream(launched, prompt="word " * 2000).join()
-    assert running.errors or running.status >= 500, running.events[-3:]
+    asked = body(text="word " * 2000, stream=True)
+    answer = httpx.post(launched.url + COMPLETIONS, json=asked, timeout=PATIENCE_S)
+    assert answer.status_code >= 500 or '"error"' in answer.text, answer.text[-500:]
     assert launched.wait(60) != 0
     (hung, *_) = [each for each in events_of(launched, "supervisor-0") if each["event"] == "actor.hung"]
     assert hung["name"] == "rank-0.mixed"
