@@ -35,7 +35,7 @@ def test_every_actor_writes_a_trace_of_its_own(served, about):
 
 
 def test_requests_lists_it_and_show_tells_its_way(served, about):
-    listed = trace(served, "requests", "--limit", "10000", "--json")
+    listed = trace(served, "requests", "--limit", "1000", "--group", str(about["group"]), "--json")
     assert about["request"] in listed
     told = trace(served, "show", about["request"])
     assert about["request"] in told
