@@ -2,6 +2,15 @@
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 # Before anything imports torch: two threads for a small product wait for each other longer than they work, and where something
 # else has a core they wait for that, too. Ranks get theirs from the supervisor.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Every run draws the same examples, and has no opinion of how long they take; ``--hypothesis-profile=search`` looks for new ones.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("search", settings.get_profile("steady"), derandomize=False)
+settings.load_profile("steady")

@@ -38,7 +38,7 @@ def test_a_process_is_found_by_its_mark_until_it_ends(busy):
     assert processes.marked("EDGEMESH_TEST_MARK", "blue = green") == [busy.pid]
     assert processes.words_of(busy.pid)[1] == "-c"
     os.kill(busy.pid, signal.SIGSTOP)
-    due = time.monotonic() + 5
+    due = time.monotonic() + 60
     while processes.state_of(busy.pid) != "T":
         assert time.monotonic() < due
     os.kill(busy.pid, signal.SIGKILL)
@@ -51,10 +51,10 @@ def test_a_process_is_found_by_its_mark_until_it_ends(busy):
 def test_children_hand_back_their_samples_and_their_faults(tmp_path):
     endpoint = f"ipc://{tmp_path}/s"
     groups = [["edgemesh.bench.sockets", "arrive", endpoint, str(group), "20"] for group in range(3)]
-    samples = children.run(groups, [["edgemesh.bench.sockets", "serve", endpoint, "3"]], deadline_s=30)
+    samples = children.run(groups, [["edgemesh.bench.sockets", "serve", endpoint, "3"]], deadline_s=120)
     assert [len(each) for each in samples] == [20, 20, 20]
     assert all(sample > 0 for each in samples for sample in each)
     with pytest.raises(children.ChildError, match="serve ENDPOINT"):
-        children.run([["edgemesh.bench.sockets", "nonsense"]], deadline_s=30)
+        children.run([["edgemesh.bench.sockets", "nonsense"]], deadline_s=120)
     with pytest.raises(children.ChildError, match="did not end in time"):
         children.run([["edgemesh.bench.sockets", "arrive", endpoint, "0", "5"]], deadline_s=1)

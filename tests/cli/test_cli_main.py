@@ -24,7 +24,7 @@ finally:
 
 def edgemesh(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgemesh.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_help_names_every_command_and_imports_none():
@@ -150,7 +150,7 @@ def test_traces_that_cannot_be_kept_are_one_paragraph(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "edgemesh.cli.main", "start", "--port", "0", "--model", str(tmp_path)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 2
     assert "Not a directory" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

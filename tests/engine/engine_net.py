@@ -67,7 +67,7 @@ def run_ranks(jobs: Sequence[Callable[[], T]]) -> list[T]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     for result in results:
         if isinstance(result, BaseException):
             raise result

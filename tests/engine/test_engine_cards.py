@@ -163,8 +163,8 @@ def test_work_that_hangs_is_given_up_with_the_remedy():
     with pytest.raises(CommunicatorError, match=r"the group did not come up and add within 0 s.*NCCL_P2P_DISABLE=1"):
         within(0.05, "the group", release.wait)
     release.set()
-    assert time.monotonic() - began < 5
-    assert within(5, "the group", lambda: 7) == 7
+    assert time.monotonic() - began < 60
+    assert within(60, "the group", lambda: 7) == 7
 
 
 def test_what_goes_wrong_in_the_work_is_told():
@@ -172,7 +172,7 @@ def test_what_goes_wrong_in_the_work_is_told():
         raise OSError("no such interface")
 
     with pytest.raises(CommunicatorError, match=r"the group failed: no such interface.*NCCL_P2P_DISABLE=1"):
-        within(5, "the group", fails)
+        within(60, "the group", fails)
 
 
 class Never:
@@ -199,7 +199,7 @@ def test_a_wait_ends_at_its_deadline_and_ends_every_group():
     began = time.monotonic()
     with pytest.raises(CollectiveError, match="group world"):
         settle(Never(), groups)
-    assert 0.04 < time.monotonic() - began < 5
+    assert 0.04 < time.monotonic() - began < 60
     assert (attn.ended, world.ended) == (1, 1)
 
 

@@ -68,11 +68,11 @@ def test_processes_get_the_same_bits_and_name_who_stays_away_or_dies(kind, regio
         assert [each["values"] for each in said] == reference(3)
         for line in ranks.lines(2):
             assert (line["missing"], line["group"]) == ([2], "world")
-            assert 0.4 <= line["took"] < 5
+            assert 1.9 <= line["took"] < 30
         os.kill(said[2]["pid"], signal.SIGKILL)
         for line in ranks.lines(2):
             assert line["missing"] == [2]
-            assert line["took"] < 5
+            assert line["took"] < 30
     finally:
         ranks.close()
 

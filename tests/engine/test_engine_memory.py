@@ -2,6 +2,7 @@
 
 import array
 import fcntl
+import gc
 import os
 import socket
 import struct
@@ -61,7 +62,13 @@ def grant_of(regions, places):
     return Grant(rank=0, epoch=0, capacity=CAPACITY, shape=shape, region_bytes=sizes, tensors=tuple(places))
 
 
+PATIENCE_S = 60.0
+"""How long to wait for what must come, however busy the machine is."""
+
+
 def open_descriptors() -> int:
+    """How many this process has, but those of objects that nobody has any more."""
+    gc.collect()
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
@@ -209,7 +216,7 @@ class Vault(threading.Thread):
         return self
 
     def __exit__(self, *_):
-        self.join(10)
+        self.join(PATIENCE_S)
         self.server.close()
 
 
@@ -225,7 +232,7 @@ def test_a_lease_brings_the_very_memory_to_another_process(tmp_path):
     code = f"""
 from edgemesh.engine.lease import lease
 from edgemesh.wire.messages import Lease
-leased = lease({str(tmp_path / "vault")!r}, Lease("rank-0.decode", 0, 0, "decode"), 20)
+leased = lease({str(tmp_path / "vault")!r}, Lease("rank-0.decode", 0, 0, "decode"), {PATIENCE_S})
 assert leased.shape.hidden == 8 and leased.grant.capacity.pages == 2
 assert leased.tensors["w"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
 leased.tensors["kv"].fill_(5)
@@ -244,7 +251,7 @@ def test_a_lease_leaves_no_descriptor_open_but_the_mappings(tmp_path):
     places = [TensorPlace("w", "float32", (4,), 0, 0)]
     before = open_descriptors()
     with Vault(tmp_path / "vault", lambda c: send_message(c, grant_of([region], places), [region.fd])):
-        leased = lease(tmp_path / "vault", REQUEST, 10)
+        leased = lease(tmp_path / "vault", REQUEST, PATIENCE_S)
     assert open_descriptors() == before + 1  # a mapping holds a descriptor of its own
     del leased
     assert open_descriptors() == before
@@ -269,17 +276,17 @@ def test_no_vault_is_a_refusal(tmp_path):
 def test_a_broken_answer_is_a_refusal(tmp_path, answer):
     before = open_descriptors()
     with Vault(tmp_path / "vault", answer), pytest.raises(LeaseRefused, match="got no memory"):
-        lease(tmp_path / "vault", REQUEST, 5)
+        lease(tmp_path / "vault", REQUEST, PATIENCE_S)
     assert open_descriptors() == before
 
 
 def test_a_silent_vault_is_given_up(tmp_path):
     answered = threading.Event()
-    with Vault(tmp_path / "vault", lambda _: answered.wait(10)):
+    with Vault(tmp_path / "vault", lambda _: answered.wait(PATIENCE_S)):
         began = time.monotonic()
         with pytest.raises(LeaseRefused, match="timed out"):
             lease(tmp_path / "vault", REQUEST, 0.2)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE_S / 2
         answered.set()
 
 
@@ -290,7 +297,7 @@ def test_descriptors_other_than_granted_are_a_fault_and_are_closed(tmp_path):
         Vault(tmp_path / "vault", lambda c: send_message(c, grant_of([region, region], []), [region.fd])),
         pytest.raises(MemoryFault, match="2 regions were granted, 1 descriptors came"),
     ):
-        lease(tmp_path / "vault", REQUEST, 5)
+        lease(tmp_path / "vault", REQUEST, PATIENCE_S)
     assert open_descriptors() == before
     region.close()
 
@@ -301,13 +308,13 @@ def test_garbage_in_a_grant_is_a_fault(tmp_path):
         Vault(tmp_path / "vault", lambda c: c.sendall(struct.pack("<I", len(frame)) + frame)),
         pytest.raises(MemoryFault, match="cannot be read"),
     ):
-        lease(tmp_path / "vault", REQUEST, 5)
+        lease(tmp_path / "vault", REQUEST, PATIENCE_S)
 
 
 def pair():
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    left.settimeout(5)
-    right.settimeout(5)
+    left.settimeout(PATIENCE_S)
+    right.settimeout(PATIENCE_S)
     return left, right
 
 

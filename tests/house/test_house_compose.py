@@ -13,7 +13,7 @@ COMPOSE = Path(__file__).parents[2] / "docker-compose.yml"
 def validate(path):
     # check-jsonschema ships the schema of the compose specification
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")

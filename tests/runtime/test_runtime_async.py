@@ -17,7 +17,7 @@ from edgemesh.wire.messages import Accepted, Cancel, Place, Rejected, Sampling, 
 def answer(port, count):
     """Answer every message of a gateway."""
     while count:
-        for kind, message in port.receive(10_000):
+        for kind, message in port.receive(120_000):
             count -= 1
             if kind is LinkKind.STEER:
                 port.send(LinkKind.EMIT, Accepted(0, 0, 0, message.request, 0), "gateway-0")
@@ -27,7 +27,7 @@ def answer(port, count):
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def run(request):
-    return lambda main: request.param(asyncio.wait_for(main, 30))
+    return lambda main: request.param(asyncio.wait_for(main, 120))
 
 
 def test_every_message_comes_though_sends_and_arrivals_interleave(run, port_of):

@@ -51,6 +51,7 @@ def run_dir(tmp_path):
 
 @pytest.fixture
 def environment(tmp_path, run_dir, monkeypatch):
+    monkeypatch.setattr("edgemesh.runtime.mps.ANSWER_S", 60.0)
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in (CONTROL, SERVER):
@@ -140,7 +141,7 @@ def test_what_keeps_a_daemon_from_starting_is_told(run_dir, environment, changes
 
 
 def test_a_daemon_that_does_not_answer_is_none(run_dir, environment, monkeypatch):
-    monkeypatch.setattr("edgemesh.runtime.mps.ANSWER_S", 0.3)
+    monkeypatch.setattr("edgemesh.runtime.mps.ANSWER_S", 3.0)
     absent = provide(topology(), run_dir, environment | {"MUTE": "1"})
     assert "does not answer: it wrote no log" in absent.reason
 

@@ -35,6 +35,9 @@ from edgemesh.wire.messages import (
     Verdict,
 )
 
+PATIENCE_MS = 60_000
+"""How long to wait for what must come, however busy the machine is."""
+
 VERDICT = Verdict((0, 0), Layout.EVEN, 0)
 SUBMIT = Submit("r", 0, 0, TokenArray.of(range(1000)), Sampling(), 5)
 
@@ -141,11 +144,11 @@ class Sockets:
         if kind in hello and (kind, to) in self.ports[source]._out:
             reply, message = hello[kind]()
             self.ports[to].send(reply, message, source)
-            assert self.ports[source].receive(5000)
+            assert self.ports[source].receive(PATIENCE_MS)
 
     def arrived(self, to: str) -> list[tuple[LinkKind, Message]]:
         # Returns when something came, be it refused.
-        return self.ports[to].receive(2000)
+        return self.ports[to].receive(PATIENCE_MS)
 
     def inject(self, source: str, kind: LinkKind, frames: list[bytes], to: str) -> None:
         link = next(each for each in self.mesh.links_of(to) if each.kind is kind and to in each.receivers)
@@ -156,7 +159,7 @@ class Sockets:
         socket.setsockopt(zmq.IDENTITY, f"{source}:0".encode())
         socket.connect(link.endpoint)
         socket.send_multipart(frames)
-        socket.close(1000)
+        socket.close(PATIENCE_MS)
 
     def trace(self, name: str) -> ListTrace:
         trace = self.ports[name].trace
@@ -250,9 +253,9 @@ def test_an_older_epoch_is_dropped_and_traced(mesh, port_of):
 
     bound = port_of("group-0", 1)
     port_of("rank-0.mixed", 0).send(LinkKind.RESULT, Attached(0, Plane.MIXED, 0, 0), "group-0")
-    assert bound.receive(2000) == []
+    assert bound.receive(PATIENCE_MS) == []
     port_of("rank-0.mixed", 1).send(LinkKind.RESULT, Attached(0, Plane.MIXED, 1, 0), "group-0")
-    assert bound.receive(2000) == [(LinkKind.RESULT, Attached(0, Plane.MIXED, 1, 0))]
+    assert bound.receive(PATIENCE_MS) == [(LinkKind.RESULT, Attached(0, Plane.MIXED, 1, 0))]
     assert bound.trace.named("epoch.stale") == [stale]
 
 
