@@ -111,7 +111,8 @@ def test_hello_then_progress_from_a_thread_with_the_actors_own_marks(running):
     supervisor, *_ = running
     first = wait_for(supervisor, Progress)
     while first.marks != (MARK,):
-        assert first.marks[0].phase is Phase.STARTING
+        # A loop that gets no turn for a second has a mark of its own beside the actor's.
+        assert first.marks[0] == MARK or first.marks[0].phase is Phase.STARTING
         first = wait_for(supervisor, Progress)
 
 
