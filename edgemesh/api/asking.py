@@ -13,6 +13,7 @@ from edgemesh.api.openai import ChatRequest
 from edgemesh.api.parser import Parsing
 from edgemesh.api.reasoning import CLOSING, closed, closes, opens
 from edgemesh.api.text import ModelText
+from edgemesh.api.tool_texts import Texts, texts_of
 from edgemesh.api.tool_types import NamedTool, Tool
 
 EFFORTS: Final = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}
@@ -62,6 +63,7 @@ def ask(text: ModelText, request: ChatRequest) -> Asked:
         opened=opens(rendered),
         thoughts=request.include_reasoning is not False,
         budget=budget,
+        texts=texts_of(tools) if dialect.form == "qwen3_coder" else Texts(),
         closing=tuple(text.encode(CLOSING, add_special_tokens=False)) if budget else (),
     )
     return Asked(ids, parsing)

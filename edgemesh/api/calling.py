@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from edgemesh.api.asking import offered
+from edgemesh.api.calling_tags import SHARED_RULES, TaggedCall
 from edgemesh.api.errors import ApiError, invalid
 from edgemesh.api.grammar import LARK, MAX_SOURCE_CHARS, guided, unusable
 from edgemesh.api.openai import ChatRequest
@@ -31,6 +32,7 @@ _TOOLS: Final = "tools"
 _TEXT: Final = r"TEXT: /(.|\n)*/"
 _GAP: Final = r"GAP: /[ \n]{0,4}/"
 _NO_CALL: Final = r'NO_CALL: /(.|\n)*/ & ~/[ \n]*\{[ \n]*"(name|type|id|arguments|parameters)"(.|\n)*/'
+_NO_FUNCTION: Final = r"NO_FUNCTION: /(.|\n)*/ & ~/(.|\n)*<function=(.|\n)*/"
 _ARGUMENTS: Final[dict[ToolForm, str]] = {"hermes": "arguments", "llama": "parameters"}
 
 
@@ -78,13 +80,18 @@ class _Rules:
 
         self._added = added
         self._rules = [_TEXT, _GAP]
+        self._tags = parsing.form != "llama"
+        """Whether a call stands between tags."""
+
+        self._coder = parsing.form == "qwen3_coder"
+        """Whether its arguments do."""
 
     def source(self, start: str, output: str) -> str:
         """The whole source; ``@output`` of ``start`` is what the source ``output`` says."""
         if self.parsing.thinks:
             start = f"think {start}"
             thought = self._until("thought", THOUGHT)
-            if self.parsing.form == "hermes":
+            if self._tags:
                 thought += " GAP"
             self._rules.append(
                 f"think: {thought}" if self.parsing.opened else f"think: ({self._tag(THINK)} {thought})?"
@@ -99,7 +106,7 @@ class _Rules:
         """One call, or several where several may come."""
         self._objects(request, tools)
         call, between = "object", '"; "'
-        if self.parsing.form == "hermes":
+        if self._tags:
             self._rules.append(f'call: {self._tag(OPEN)} "\\n" object "\\n" {self._tag(CLOSE)}')
             call, between = "call", r'"\n"'
         more = "" if self.parsing.most == 1 else f" ({between} {call}){{0,{MAX_CALLS - 1}}}"
@@ -108,9 +115,14 @@ class _Rules:
     def any(self, request: ChatRequest, tools: Sequence[Tool]) -> str:
         """Any text, with calls in it."""
         self._objects(request, tools)
-        if self.parsing.form == "hermes":
-            self._rules.append(f'call: {self._until("before", OPEN)} "\\n" object "\\n" {self._tag(CLOSE)}')
-            return "call* TEXT"
+        if self._tags:
+            text = "TEXT"
+            if self._coder:
+                # There a call may begin without the outer tag.
+                self._rules.append(_NO_FUNCTION)
+                text = "NO_FUNCTION"
+            self._rules.append(f'call: {self._until("before", OPEN, text)} "\\n" object "\\n" {self._tag(CLOSE)}')
+            return f"call* {text}"
         calls = f'object ("; " object){{0,{MAX_CALLS - 1}}}'
         self._rules.append(_NO_CALL)
         return f"({calls} | {self._until('before', PYTHON_TAG, 'NO_CALL')} {calls} | NO_CALL)"
@@ -119,12 +131,17 @@ class _Rules:
         """The object of a call: a name and arguments, tool by tool."""
         self._rules.append("object: " + " | ".join(f"object{number}" for number in range(len(tools))))
         places = {tool.function.name: place for place, tool in enumerate(request.tools or ())}
-        key = _ARGUMENTS[self.parsing.form]
+        if self._coder:
+            self._rules += SHARED_RULES
+        key = _ARGUMENTS.get(self.parsing.form, "")
         for number, tool in enumerate(tools):
             function = tool.function
             param = f"tools[{places[function.name]}].function.parameters"
             schema = _schema(function, param)
             self.trials.append((param, json.dumps({"grammars": [{"json_schema": schema}]})))
+            if self._coder:
+                self._rules += _tagged(number, function, schema, param)
+                continue
             head = json.dumps(f'{{"name": "{function.name}", "{key}": ')
             if self.parsing.form == "llama":
                 # Where a text may begin with a call, it may begin with blanks: both are told apart as one word.
@@ -142,6 +159,11 @@ class _Rules:
             return f"{text} {tag}"
         self._rules.append(f"{rule}[suffix={json.dumps(tag)}]: {text}")
         return rule
+
+
+def _tagged(number: int, function: Function, schema: dict[str, Any], param: str) -> list[str]:
+    """The rules of a call whose arguments have tags."""
+    return list(TaggedCall(number, schema, param, strict=function.strict is True).rules(function.name))
 
 
 def _schema(function: Function, param: str) -> dict[str, Any]:

@@ -15,16 +15,14 @@ from edgemesh.api.tool_prompt import with_tools
 from edgemesh.api.tool_types import Function, FunctionCall, Tool, ToolCall, ToolForm
 from edgemesh.api.tools import OPEN as TOOL_CALL
 from edgemesh.api.tools import PYTHON_TAG
+from edgemesh.api.tools_coder import FUNCTION
 
-ToolParser = Literal["auto", "hermes", "llama", "none"]
+ToolParser = Literal["auto", "hermes", "llama", "qwen3_coder", "none"]
 ReasoningParser = Literal["auto", "think", "none"]
 
 _NAME: Final = "probe_tool"
 _ANSWER: Final = "probe_answer"
 _VALUE: Final = "probe_value"
-_CODER: Final = "<function="
-"""Qwen3-Coder writes calls between the same tags as Hermes, but not as JSON."""
-
 _LLAMA: Final = '"parameters": '
 _USER: Final = ChatMessage(role="user", content="x")
 _TOOL: Final = Tool(
@@ -84,7 +82,7 @@ def dialect_of(
 def _form(source: str) -> ToolForm | None:
     """The form of calls that a template's own words ask for."""
     if TOOL_CALL in source:
-        return None if _CODER in source else "hermes"
+        return "qwen3_coder" if FUNCTION in source else "hermes"
     return "llama" if PYTHON_TAG in source or _LLAMA in source else None
 
 

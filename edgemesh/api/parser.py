@@ -7,7 +7,7 @@ text was cut (``events.gather`` makes the whole message of them).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -15,8 +15,10 @@ from edgemesh.api import reasoning, tools
 from edgemesh.api.events import Event, Sink
 from edgemesh.api.reasoning import think
 from edgemesh.api.source import Reading, Source
+from edgemesh.api.tool_texts import Texts
 from edgemesh.api.tool_types import ToolForm
 from edgemesh.api.tools import hermes, llama
+from edgemesh.api.tools_coder import coder
 
 _PIECE: Final = 4096
 """Characters that are read at once: the source copies what is left of a piece now and then."""
@@ -32,7 +34,7 @@ class Parsing(msgspec.Struct, frozen=True):
     ``tools`` are the names that may be called (none: calls are content), in the form ``form``; ``most`` is how many
     calls may come, 0 for any number. ``thinks``: the message may begin with reasoning; ``opened``: the prompt already
     opened it. With ``thoughts`` false the reasoning is not told. After ``budget`` tokens of it (0: any number) the tokens
-    ``closing`` end it.
+    ``closing`` end it. ``texts`` are the arguments that are texts, where calls do not say so.
     """
 
     form: ToolForm = "hermes"
@@ -43,6 +45,7 @@ class Parsing(msgspec.Struct, frozen=True):
     thoughts: bool = True
     budget: int = 0
     closing: tuple[int, ...] = ()
+    texts: Texts = Texts()
 
 
 class MessageParser:
@@ -112,8 +115,18 @@ class MessageParser:
             self.thought = yield from think(source, sink, opened=parsing.opened)
             self.thinking = False
         if parsing.tools:
-            yield from (hermes if parsing.form == "hermes" else llama)(source, sink, parsing.tools)
+            yield from self._calls(parsing)
             return
         while text := (yield from source.some()):
             sink.say(text)
             source.skip(len(text))
+
+    def _calls(self, parsing: Parsing) -> Reading[None]:
+        match parsing.form:
+            case "hermes":
+                return hermes(self._source, self._sink, parsing.tools)
+            case "llama":
+                return llama(self._source, self._sink, parsing.tools)
+            case "qwen3_coder":
+                return coder(self._source, self._sink, parsing.tools, parsing.texts)
+        assert_never(parsing.form)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -14,6 +14,8 @@ from edgemesh.api.tool_types import FunctionCall, Tool, ToolForm
 
 _CALL: Final[dict[ToolForm, str]] = {
     "hermes": '<tool_call>\n{"name": "the tool\'s name", "arguments": {"the argument\'s name": "its value"}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=the tool's name>\n<parameter=the parameter's name>\nits value, as it is if it is a text,"
+    " else as JSON\n</parameter>\n</function>\n</tool_call>",
     "llama": '{"name": "the tool\'s name", "parameters": {"the parameter\'s name": "its value"}}',
 }
 
@@ -54,7 +56,22 @@ def written(call: FunctionCall, form: ToolForm) -> str:
     name = json.dumps(call.name)
     if form == "llama":
         return f'{{"name": {name}, "parameters": {call.arguments}}}'
+    if form == "qwen3_coder":
+        return _tagged(call)
     return f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments}}}\n</tool_call>'
+
+
+def _tagged(call: FunctionCall) -> str:
+    """A call whose arguments have tags; what is no object has none."""
+    try:
+        found = msgspec.json.decode(call.arguments, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        found = {}
+    parts = [
+        f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n</parameter>\n"
+        for key, value in found.items()
+    ]
+    return f"<tool_call>\n<function={call.name}>\n{''.join(parts)}</function>\n</tool_call>"
 
 
 def _spoken(message: ChatMessage, form: ToolForm) -> ChatMessage:

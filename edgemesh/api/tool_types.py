@@ -11,7 +11,7 @@ MAX_TOOLS: Final = 128
 MAX_CALLS: Final = 128
 """Calls of one assistant message."""
 
-ToolForm = Literal["hermes", "llama"]
+ToolForm = Literal["hermes", "llama", "qwen3_coder"]
 """How a model writes calls."""
 
 MAX_NAME: Final = 128

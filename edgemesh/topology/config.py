@@ -97,10 +97,10 @@ class Model(Section, frozen=True):
         str, Meta(max_length=256, description="The model's name in the API. Empty: the last part of the path.")
     ] = ""
     tool_parser: Annotated[
-        Literal["auto", "hermes", "llama", "none"],
+        Literal["auto", "hermes", "llama", "qwen3_coder", "none"],
         Meta(
             description="How the model writes calls of tools. hermes: JSON in <tool_call> tags. llama: JSON alone, or behind"
-            " <|python_tag|>. auto: as its chat template asks for; where that knows no tools, the server describes them, in hermes'"
+            " <|python_tag|>. qwen3_coder: a tag for each argument. auto: as its chat template asks for; where that knows no tools, the server describes them, in hermes'"
             " form. none: tools are refused."
         ),
     ] = "auto"

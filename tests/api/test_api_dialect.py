@@ -198,7 +198,7 @@ def test_without_a_system_role_the_first_user_is_told():
     [
         (JOINS, {"tool_parser": "llama"}, "llama", False, False),
         (JOINS, {"tool_parser": "none"}, None, False, False),
-        (JOINS + "{# <function= #}", {}, "hermes", False, False),
+        (JOINS + "{# <tool_call><function= #}", {}, "qwen3_coder", True, False),
         (JOINS + "{# <think> #}", {}, "hermes", True, True),
         (JOINS + "{# <think> #}", {"reasoning_parser": "none"}, "hermes", True, False),
         (NO_SYSTEM, {"reasoning_parser": "think"}, "hermes", False, True),

@@ -20,6 +20,9 @@ from edgemesh.api.limits import Limits
 from edgemesh.api.openai import ChatRequest
 from edgemesh.api.parser import MARKS, MessageParser, Parsing
 from edgemesh.api.resolve import resolve_chat
+from edgemesh.api.tool_prompt import written
+from edgemesh.api.tool_texts import Texts, texts_of
+from edgemesh.api.tool_types import FunctionCall, Tool
 from edgemesh.grammar.matching import Grammars
 
 LIMITS = Limits(model="tiny", context=64, vocab_size=1000, eos_token_ids=(0,), groups=1)
@@ -118,7 +121,8 @@ def spelled_by(tags, token):
 
 
 def parsing_of(form="hermes", names=("get_weather", "now"), **fields):
-    return Parsing(form=form, tools=frozenset(names), **fields)
+    texts = texts_of(msgspec.convert(TOOLS, list[Tool])) if form == "qwen3_coder" else Texts()
+    return Parsing(form=form, tools=frozenset(names), texts=texts, **fields)
 
 
 def read(parsing, text):
@@ -130,10 +134,12 @@ def read(parsing, text):
 def call(form, name="get_weather", arguments='{"city": "x"}'):
     if form == "llama":
         return f'{{"name": "{name}", "parameters": {arguments}}}'
+    if form == "qwen3_coder":
+        return written(FunctionCall(name=name, arguments=arguments), form)
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-BETWEEN = {"hermes": "\n", "llama": "; "}
+BETWEEN = {"hermes": "\n", "llama": "; ", "qwen3_coder": "\n"}
 EVERY = pytest.mark.parametrize(("form", "tags"), list(itertools.product(BETWEEN, [True, False])))
 
 
