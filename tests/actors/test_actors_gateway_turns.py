@@ -79,7 +79,7 @@ def test_what_describes_the_whole_is_put_together_beside_others(path, tmp_path):
         other.answered(str(endpoint), code)
     other.share()
     [left] = (tmp_path / "metrics").iterdir()
-    for number in range(2, 40):
+    for number in range(2, 250):
         (left.parent / f"gateway-{number}.prom").write_bytes(left.read_bytes())
     turns, status, answer = inside.turns_beside(path, None)
     assert status == 200
