@@ -8,19 +8,30 @@ One that waits for its own client makes way for those that wait for pages or a s
 
 from edgemesh.decide.request import Event, Sequence, State
 from edgemesh.decide.scoring import reach
-from edgemesh.decide.state import GroupState
+from edgemesh.decide.state import Blocked, GroupState
 
 
 def admit(state: GroupState, now_ns: int) -> None:
     """Admit from the queue, in its order, as long as the next one fits."""
-    reserved = growth(state)
+    reserved: int | None = None
     while len(state.admitted) < state.config.slots:
-        sequence = state.queue.peek(now_ns)
-        # Nothing changed since it did not fit: do not look its prefix up again.
-        if sequence is None or state.blocked == (sequence, state.pages.free, len(state.admitted)):
+        sequence, blocked = state.queue.peek(now_ns), state.blocked
+        free, admitted = state.pages.free, len(state.admitted)
+        if sequence is None:
             return
-        if not _fit(state, sequence, reserved):
-            state.blocked = (sequence, state.pages.free, len(state.admitted))
+        if blocked is not None and blocked.sequence is not sequence:
+            blocked = None
+        if blocked is not None and (blocked.free, blocked.admitted) == (free, admitted):
+            return  # nothing changed since it did not fit
+        reserved = growth(state) if reserved is None else reserved
+        room = free - reserved + state.prefix.inserted
+        if blocked is not None and room < blocked.room:
+            # Not enough changed: its prefix, which may be long, is not looked up again.
+            state.blocked = Blocked(sequence, free, admitted, blocked.room)
+            return
+        lacking = _fit(state, sequence, reserved)
+        if lacking:
+            state.blocked = Blocked(sequence, free, admitted, room + lacking)
             return
         state.blocked = None
         state.queue.remove(sequence)
@@ -38,27 +49,32 @@ def admit(state: GroupState, now_ns: int) -> None:
         )
 
 
-def _fit(state: GroupState, sequence: Sequence, reserved: int) -> bool:
-    """Give the sequence its pages, those of a known prefix first, and leave ``reserved`` ones; or leave all as it was."""
+def _fit(state: GroupState, sequence: Sequence, reserved: int) -> int:
+    """Give the sequence its pages, those of a known prefix first, and leave ``reserved`` ones.
+
+    Or leave all as it was: how many pages are lacking.
+    """
     tokens = len(sequence.tokens)
     hit = state.prefix.match(sequence.cursor, sequence.tokens, reach(sequence))
     wanted = sequence.whole if sequence.life else min(tokens + 1, sequence.whole)
     missing = state.pages_for(wanted) - len(hit)
-    if missing + reserved > state.pages.free:
+    lacking = missing + reserved - state.pages.free
+    if lacking > 0:
         state.pages.drop(hit)
-        return False
+        return lacking
     sequence.pages = [*hit, *state.pages.take(missing)]
     sequence.planned = sequence.written = len(hit) * state.config.page_tokens
     sequence.target = tokens
     if not sequence.life:
         sequence.cached = sequence.planned
-    return True
+    return 0
 
 
 def parkable(state: GroupState) -> list[Sequence]:
     """Paused requests that hold what the next one in the queue waits for; none while pages are on their way back."""
     full = len(state.admitted) >= state.config.slots
-    short = state.blocked is not None and state.blocked[1:] == (state.pages.free, len(state.admitted))
+    blocked = state.blocked
+    short = blocked is not None and (blocked.free, blocked.admitted) == (state.pages.free, len(state.admitted))
     if state.wasted or not state.queue or not (full or short):
         return []
     return [each for each in state.paused if each.state is not State.WAITING]

@@ -74,6 +74,9 @@ class Prefix:
         self.enabled = enabled
         self._page: dict[bytes, int] = {}
         self._key: dict[int, bytes] = {}
+        self.inserted = 0
+        """Pages that ever entered the index: as long as it stays the same, no prefix is found that was not found before."""
+
         pages.on_evict = self._forget
 
     def __len__(self) -> int:
@@ -121,6 +124,7 @@ class Prefix:
             self.pages.index(page)
             self._page[key] = page
             self._key[page] = key
+            self.inserted += 1
         cursor.indexed = full
         return tuple(duplicates)
 

@@ -74,6 +74,19 @@ class Effects:
         self.notes.append((event, fields))
 
 
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The next request, which did not fit with so many pages ``free`` and requests ``admitted``.
+
+    It cannot fit before there is ``room``: free pages beyond what is reserved, and all that ever entered the prefix index.
+    """
+
+    sequence: Sequence
+    free: int
+    admitted: int
+    room: int
+
+
 class GroupState:
     """The sole owner of one group's requests and pages.
 
@@ -105,7 +118,7 @@ class GroupState:
         self.admissions = 0
         self.placed = 0
         self.draining = False
-        self.blocked: tuple[Sequence, int, int] | None = None
+        self.blocked: Blocked | None = None
         self.now_ns = 0
         self.effects = Effects()
 

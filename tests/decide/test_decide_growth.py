@@ -1,10 +1,12 @@
 """What one request costs its group does not grow with how many others there are, and nothing long is done in one go."""
 
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from edgemesh.decide.pages import AUDITED, Pages, PagesCorruptError
+from edgemesh.decide.prefix import Cursor
 from edgemesh.decide.queue import FairQueue
 from edgemesh.decide.request import Sequence
 from edgemesh.decide.scheduling import Scheduler
@@ -21,14 +23,13 @@ def submit(number, key=""):
     return Submit(f"r{number}", 0, 0, TokenArray.of(range(number, number + 40)), Sampling(), 8, key=key)
 
 
-def admitting(slots):
-    """CPU seconds for each of ``slots`` requests that are admitted in one step."""
+def scheduler_of(slots, pages):
     config = Config(
         group=0,
         member=0,
         epoch=0,
         planes=(Plane.MIXED,),
-        pages=8 * slots,
+        pages=pages,
         page_tokens=16,
         slots=slots,
         chunk_tokens=2048,
@@ -38,7 +39,12 @@ def admitting(slots):
         age_ns=1,
         pause_ns=1,
     )
-    scheduler = Scheduler(config)
+    return Scheduler(config)
+
+
+def admitting(slots):
+    """CPU seconds for each of ``slots`` requests that are admitted in one step."""
+    scheduler = scheduler_of(slots, 8 * slots)
     for number in range(slots):
         scheduler.place(Place(0, submit(number)), 0)
     start = time.thread_time()
@@ -86,3 +92,28 @@ def test_an_audit_finds_one_wrong_page_among_many(wrong):
         pages._free.append(stray)
     with pytest.raises(PagesCorruptError, match=f"free .* cached 0 . held {AUDITED} of"):
         pages.check()
+
+
+def test_a_long_prompt_that_waits_is_looked_up_again_only_when_it_might_fit(monkeypatch):
+    scheduler = scheduler_of(64, pages=1000)
+    state = scheduler.state
+    known = TokenArray.of(range(16 * 600))
+    kept = state.pages.take(600)
+    state.prefix.insert(Cursor(), known.buffer, kept, 16 * 600)
+    state.pages.drop(kept)
+    held = list(state.pages.take(395))
+    looked_up = Mock(wraps=state.prefix.match)
+    monkeypatch.setattr(state.prefix, "match", looked_up)
+    prompt = TokenArray.of(range(16 * 600 + 16 * 20))
+    scheduler.place(Place(0, Submit("long", 0, 0, prompt, Sampling(), 8)), 0)
+    for _ in range(10):
+        state.pages.drop([held.pop()])
+        scheduler.advance(0)
+    assert looked_up.call_count == 1
+    while not state.admitted:
+        state.pages.drop([held.pop()])
+        scheduler.advance(0)
+    assert looked_up.call_count == 2
+    # The known pages, those for the rest of the prompt, and one for the next token.
+    assert len(held) == 999 - (600 + 21)
+    scheduler.check()
