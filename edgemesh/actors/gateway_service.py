@@ -26,7 +26,6 @@ from edgemesh.actors.gateway_streams import Flight, Stream, Streams
 from edgemesh.actors.gateway_weights import BODY_BYTES, INLINE_CHARS, TOKENS, TOOL_CHARS, WORD_CHARS, of_chat
 from edgemesh.api.asking import Asked, ask
 from edgemesh.api.calling import with_calls
-from edgemesh.api.chat import text_of
 from edgemesh.api.check import Prompt, check_chat, check_completion
 from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.detokenize import IdPieces, Pieces
@@ -40,6 +39,7 @@ from edgemesh.api.resolve import Job, resolve_chat, resolve_completion
 from edgemesh.api.stream import TextStream
 from edgemesh.api.telling import Telling
 from edgemesh.api.text import ModelText
+from edgemesh.api.turns import text_of
 from edgemesh.api.words import bad_words
 from edgemesh.runtime.clock import monotonic_ns, wall_ns
 

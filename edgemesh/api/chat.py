@@ -25,6 +25,7 @@ from edgemesh.api.errors import ApiError, invalid, unprocessable
 from edgemesh.api.extent import PART_CONTAINERS, PART_VALUES, within
 from edgemesh.api.openai import ChatMessage
 from edgemesh.api.tool_types import Tool
+from edgemesh.api.turns import merged, text_of
 
 MAX_RENDER_NS: Final = 2_000_000_000
 MAX_RENDER_CHARS: Final = 16 << 20
@@ -130,6 +131,19 @@ class ChatTemplate:
             **(kwargs or {}),
         }
         try:
+            return self._shown(messages, given)
+        except ApiError as error:
+            fewer = merged(messages) if error.status == 422 else None
+            if fewer is None:
+                raise
+            # Programs speak as the system in the middle, or twice; some templates know no such turns.
+            try:
+                return self._shown(fewer, given)
+            except ApiError:
+                raise error from None
+
+    def _shown(self, messages: Sequence[ChatMessage], given: dict[str, Any]) -> str:
+        try:
             return self._render([_plain(message) for message in messages], given)
         except ApiError as error:
             if error.status != 422 or not any(message.tool_calls for message in messages):
@@ -188,14 +202,6 @@ class ChatTemplate:
                 raise _TooLongError(message)
             pieces.append(piece)
         return "".join(pieces)
-
-
-def text_of(message: ChatMessage) -> str:
-    """A message's text, of all its parts."""
-    content = message.content
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.text for part in content or ())
 
 
 def plain_tool(tool: Tool) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from edgemesh.api.chat import plain_tool, text_of
+from edgemesh.api.chat import plain_tool
 from edgemesh.api.openai import ChatMessage
 from edgemesh.api.tool_types import FunctionCall, Tool, ToolForm
+from edgemesh.api.turns import text_of
 
 _CALL: Final[dict[ToolForm, str]] = {
     "hermes": '<tool_call>\n{"name": "the tool\'s name", "arguments": {"the argument\'s name": "its value"}}\n</tool_call>',

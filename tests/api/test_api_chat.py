@@ -3,6 +3,7 @@ import json
 import warnings
 from datetime import datetime
 
+import msgspec
 import pytest
 from api_tokenizers import config_of, load, qwen3_directory, smollm2_directory
 from hypothesis import given, settings
@@ -132,6 +133,39 @@ def test_parts_of_text_are_joined_and_developers_are_system():
         ChatMessage(role="user", content=[ContentPart("text", "a"), ContentPart("text", "b")]),
     ]
     assert template(source).render(messages) == "[system]d[user]a\nb"
+
+
+ALTERNATING = """{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system is first') }}
+{%- endif %}{% if not loop.first and m.role == loop.previtem.role %}{{ raise_exception('roles must alternate') }}{% endif %}
+{{- '[' + m.role + ']' + m.content }}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("turns", "shown"),
+    [
+        ("sdudu", "[system]0\n\n1[user]2\n\n3\n\n4"),
+        ("usau", "[user]0\n\n1[assistant]2[user]3"),
+        ("suad", "[system]0[user]1[assistant]2[user]3"),
+        ("ua", "[user]0[assistant]1"),
+    ],
+)
+def test_a_template_that_wants_fewer_turns_gets_them(turns, shown):
+    roles = {"s": "system", "d": "developer", "u": "user", "a": "assistant"}
+    messages = [ChatMessage(role=roles[turn], content=str(at)) for at, turn in enumerate(turns)]
+    assert template(ALTERNATING).render(messages) == shown
+    plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    assert template(plain).render(messages).count("[") == len(turns)
+
+
+def test_what_a_template_refuses_all_the_same_is_told_as_it_was_first():
+    source = "{% if messages | length > 1 %}{{ raise_exception('two') }}{% endif %}{{ raise_exception('one') }}"
+    messages = [ChatMessage(role="user", content="a"), ChatMessage(role="user", content="b")]
+    with pytest.raises(ApiError, match="two") as refused:
+        template(source).render(messages)
+    assert refused.value.status == 422
+    named = [msgspec.structs.replace(message, name=message.content) for message in messages]
+    with pytest.raises(ApiError, match="roles must alternate"):
+        template(ALTERNATING).render(named)
 
 
 def test_absent_fields_are_not_there():
