@@ -22,6 +22,14 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+class Excess(msgspec.Struct, frozen=True):
+    """Tokens of the prompt and those wanted for the output, which together are more than the context's ``limit``."""
+
+    prompt: int
+    wanted: int
+    limit: int
+
+
 class ApiError(Exception):
     """A request ends with this status; ``retry_after_s`` > 0 asks the client to come again."""
 
@@ -41,6 +49,9 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
         self.headers: tuple[bytes, ...] = ()
         """Further headers of the answer, names and values in turn."""
+
+        self.excess: Excess | None = None
+        """What does not fit the context, where that is the reason."""
 
     @property
     def body(self) -> bytes:
@@ -66,7 +77,9 @@ def context_length_exceeded(prompt: int, wanted: int, limit: int, param: str) ->
         f"This model's maximum context length is {limit} tokens, but the request asks for {prompt + wanted} tokens "
         f"({prompt} in the prompt, {wanted} for the completion)"
     )
-    return ApiError(400, message, param=param, code="context_length_exceeded")
+    error = ApiError(400, message, param=param, code="context_length_exceeded")
+    error.excess = Excess(prompt, wanted, limit)
+    return error
 
 
 def unauthorised(message: str) -> ApiError:

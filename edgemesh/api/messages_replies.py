@@ -123,4 +123,17 @@ def error_body(error: ApiError) -> bytes:
     """An error as Anthropic's clients read it."""
     fallback = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _KINDS.get(error.status, fallback)
-    return msgspec.json.encode(MessageError(error=MessageErrorDetail(type=kind, message=error.detail.message)))
+    return msgspec.json.encode(MessageError(error=MessageErrorDetail(type=kind, message=_message(error))))
+
+
+def _message(error: ApiError) -> str:
+    """What went wrong; of a context that is exceeded in words that clients know, which ask for less then."""
+    excess = error.excess
+    if excess is None:
+        return error.detail.message
+    if excess.prompt >= excess.limit:
+        return f"prompt is too long: {excess.prompt} tokens > {excess.limit - 1} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {excess.prompt} + {excess.wanted} > {excess.limit}, "
+        "decrease input length or `max_tokens` and try again"
+    )

@@ -80,7 +80,7 @@ class Translation(msgspec.Struct, frozen=True):
     def back(self, error: ApiError) -> ApiError:
         """A refusal of the chat, in the words of the API that the request came by."""
         detail = error.detail
-        return ApiError(
+        found = ApiError(
             error.status,
             _NAMED.sub(lambda found: f"`{self.name(found[1])}`", detail.message),
             kind=detail.type,
@@ -88,6 +88,8 @@ class Translation(msgspec.Struct, frozen=True):
             code=detail.code,
             retry_after_s=error.retry_after_s,
         )
+        found.excess = error.excess
+        return found
 
     def name(self, name: str) -> str:
         """What a parameter of the chat is called in the request."""

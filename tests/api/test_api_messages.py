@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from edgemesh.api.dialect import Dialect
-from edgemesh.api.errors import ApiError, from_mesh, invalid, model_not_found, too_busy, unauthorised
+from edgemesh.api.errors import (
+    ApiError,
+    context_length_exceeded,
+    from_mesh,
+    invalid,
+    model_not_found,
+    too_busy,
+    unauthorised,
+)
 from edgemesh.api.events import CallArguments, CallBegin, CallEnd, Content, Reasoning
 from edgemesh.api.messages import MESSAGES, MESSAGES_NEUTRAL, CountTokensRequest, MessagesRequest
 from edgemesh.api.messages_chat import chat_of_messages
@@ -320,6 +328,23 @@ def test_an_answer_may_be_sent_back_as_the_client_writes_it():
     content = Message.model_validate(json.loads(msgspec.json.encode(whole))).model_dump()["content"]
     _, said = turns({"role": "user", "content": "x"}, {"role": "assistant", "content": content})
     assert (said["reasoning_content"], said["content"], len(said["tool_calls"])) == ("hm", "x", 1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wanted", "said"),
+    [
+        (60, 50, "input length and `max_tokens` exceed context limit: 60 + 50 > 100"),
+        (99, 2, "input length and `max_tokens` exceed context limit: 99 + 2 > 100"),
+        (100, 1, "prompt is too long: 100 tokens > 99 maximum"),
+        (500, 50, "prompt is too long: 500 tokens > 99 maximum"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_words_that_clients_act_on(prompt, wanted, said):
+    translation = chat_of_messages(asked(), Dialect())
+    error = translation.back(context_length_exceeded(prompt, wanted, 100, "messages"))
+    body = json.loads(error_body(error))["error"]
+    assert body["type"] == "invalid_request_error"
+    assert body["message"].startswith(said)
 
 
 def test_a_high_effort_is_what_no_effort_is():
