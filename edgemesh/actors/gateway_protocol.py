@@ -7,14 +7,13 @@ client that does not read (``stall_s``); in between, uvicorn's keep-alive limit 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, NoReturn
 
 import httptools
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from edgemesh.actors.gateway_outlets import Flow, Outlet, UnframedCycle
 from edgemesh.api.errors import ApiError
 
 MAX_HEAD_BYTES: Final = 64 << 10
@@ -26,14 +25,14 @@ MAX_PIPELINED: Final = 32
 LINGER_S: Final = 3.0
 """How long what a client still sends is read, so that it can read why nobody wants it."""
 
+SLICE_BYTES: Final = 1 << 15
+"""Bytes that are parsed in one go: a body in pieces of one byte has thousands of pieces in so many."""
+
 SPARE: Final = 256
 """Connections beyond the most that are told so; more are only closed."""
 
 
 FRAMING: Final = (b"content-length", b"transfer-encoding")
-MAX_STATED: Final = 1 << 60
-"""A longer answer is one whose length is not stated."""
-
 _TOO_LARGE: Final = ApiError(
     431,
     f"the head of the request is larger than {MAX_HEAD_BYTES} bytes or has more than {MAX_HEADERS} headers",
@@ -99,6 +98,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes since the last head, piece of a body or end of one."""
 
         self._body_seen = False
+        self._unread_bytes = bytearray()
+        """What came and was not looked at yet."""
+
         self._again = False
         """A new parser is told what the last one knew."""
 
@@ -110,6 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A client connected; where there are too many, the one that was idle longest makes way."""
         super().connection_made(transport)
+        self.flow: Flow = Flow(transport)
         self._outlet = Outlet(transport, self._end)
         self.shared.connections.add(self)
         beyond = len(self.shared.connections) - self.shared.max_connections
@@ -124,6 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """A client is gone."""
         self.shared.connections.discard(self)
         self.shared.idle.pop(self, None)
+        self._unread_bytes.clear()
         self._await_nothing()
         self.resume_writing()
         super().connection_lost(exc)
@@ -154,7 +158,31 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a client."""
+        """Bytes of a client; of many, all other clients have their turn after some."""
+        if self._over or self._refusal is not None:
+            return
+        if not self._unread_bytes and len(data) <= SLICE_BYTES:
+            self._received(data)
+            return
+        begun = bool(self._unread_bytes)
+        self._unread_bytes += data
+        self.flow.hold()
+        if not begun:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Take some more of what came."""
+        if not self._unread_bytes:  # the client is gone
+            return
+        data = bytes(self._unread_bytes[:SLICE_BYTES])
+        del self._unread_bytes[:SLICE_BYTES]
+        self._received(data)
+        if self._unread_bytes:
+            self.loop.call_soon(self._go_on)
+        elif not self.transport.is_closing():
+            self.flow.release()
+
+    def _received(self, data: bytes) -> None:
         if self._over or self._refusal is not None:
             return
         self._unset_keepalive_if_required()
@@ -366,32 +394,3 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
-
-
-class Outlet:
-    """What a request's cycle uses of its transport; whether closing waits for the client is up to the connection."""
-
-    __slots__ = ("close", "is_closing", "write")
-
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
-        self.is_closing = transport.is_closing
-        self.close = close
-
-
-class UnframedCycle(RequestResponseCycle):
-    """An answer in HTTP/1.0, which knows no chunks: where its length is not stated, it ends with the connection."""
-
-    async def send(self, message: ASGISendEvent) -> None:
-        """Send a part of the answer."""
-        if message["type"] == "http.response.start":
-            if not any(name == b"content-length" for name, _ in message.get("headers", ())):
-                self.chunked_encoding = False
-                self.expected_content_length = sys.maxsize
-        elif (
-            message["type"] == "http.response.body"
-            and self.expected_content_length > MAX_STATED
-            and not message.get("more_body", False)
-        ):
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)

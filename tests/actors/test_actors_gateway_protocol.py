@@ -16,6 +16,7 @@ from edgemesh.actors.gateway_protocol import (
     MAX_HEADERS,
     MAX_PIPELINED,
     MAX_URL_BYTES,
+    SLICE_BYTES,
     Bounds,
     protocol_of,
 )
@@ -433,3 +434,44 @@ def test_a_drain_closes_what_is_idle_and_ends_every_other_connection_with_its_an
         assert (await server.said(GET)).count(b"connection: close") == 1
 
     run(scenario)
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_a_body_in_tiny_pieces_is_whole_and_leaves_others_their_turns(size):
+    pieces = (1 << 18) // size
+    body = b"%x\r\n%b\r\n" % (size, b"x" * size) * pieces + b"0\r\n\r\n"
+
+    async def scenario(server):
+        turns = 0
+
+        async def neighbour():
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        reader, writer = await server.connect()
+        beating = asyncio.create_task(neighbour())
+        writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n" + body + GET)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert await reader.readexactly(6) == b"%d" % (pieces * size)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        beating.cancel()
+        return turns
+
+    assert run(scenario) > len(body) // SLICE_BYTES * 2 // 3
+
+
+def test_a_client_that_goes_in_the_middle_of_many_bytes_leaves_nothing_behind():
+    async def scenario(server):
+        for _ in range(5):
+            _, writer = await server.connect()
+            writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * (1 << 17))
+            await asyncio.sleep(0.001)
+            writer.transport.abort()
+        while server.bounds.connections:  # noqa: ASYNC110 - nothing tells of a connection that is gone
+            await asyncio.sleep(0.001)
+        return await server.said(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+
+    assert run(scenario).startswith(b"HTTP/1.1 200")
