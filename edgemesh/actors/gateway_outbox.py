@@ -67,18 +67,28 @@ class Outbox:
     def steer(self, message: Cancel | Credit, group: int) -> None:
         """To the group of a request; what its link does not take now waits, and replaces what waited before it."""
         self._unsent.pop(message.request, None)
+        self._sent(message, group)
+
+    def retry(self) -> None:
+        """Send what full links did not take; of a link that is full still, nothing more is tried."""
+        waiting, self._unsent = self._unsent, OrderedDict()
+        full: set[int] = set()
+        for request, (message, group) in waiting.items():
+            if group in full:
+                self._unsent[request] = (message, group)
+            elif not self._sent(message, group):
+                full.add(group)
+
+    def _sent(self, message: Cancel | Credit, group: int) -> bool:
+        """Whether the group's link took it, or never will; else it waits."""
         try:
             self._port.send(LinkKind.STEER, message, f"group-{group}")
         except LinkFull:
             self._unsent[message.request] = (message, group)
             if len(self._unsent) > UNSENT:
                 self._unsent.popitem(last=False)
+            return False
         except LinkError as error:
             # The group is gone, and its requests with it.
             self._port.trace.event("steer.unsent", request=message.request, error=str(error))
-
-    def retry(self) -> None:
-        """Send what full links did not take."""
-        waiting, self._unsent = self._unsent, OrderedDict()
-        for message, group in waiting.values():
-            self.steer(message, group)
+        return True

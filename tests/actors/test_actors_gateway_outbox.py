@@ -16,11 +16,13 @@ from edgemesh.wire.messages import Cancel, Credit, Sampling, Submit
 class Link:
     def __init__(self):
         self.trace, self.sent, self.fails = ListTrace(), [], None
+        self.tries = 0
 
     def now(self):
         return 0
 
     def send(self, _kind, message, to):
+        self.tries += 1
         if self.fails is not None:
             raise self.fails
         self.sent.append((message, to))
@@ -71,6 +73,23 @@ def test_words_that_wait_are_bounded(monkeypatch):
     link.fails = None
     outbox.retry()
     assert [message.request for message, _ in link.sent] == ["7", "8", "9"]
+
+
+def test_a_link_that_is_full_is_tried_once_however_many_words_wait_for_it():
+    link = Link()
+    outbox = Outbox(link)
+    link.fails = FULL
+    words = [(Cancel(number % 2, str(number), 0), number % 2) for number in range(100)]
+    for word, group in words:
+        outbox.steer(word, group)
+    link.tries = 0
+    outbox.retry()
+    assert link.tries == 2
+    link.fails = None
+    outbox.retry()
+    assert sorted(link.sent, key=lambda each: int(each[0].request)) == [
+        (word, f"group-{group}") for word, group in words
+    ]
 
 
 def test_a_group_that_is_gone_is_traced_and_not_tried_again():
