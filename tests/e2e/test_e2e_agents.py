@@ -52,7 +52,7 @@ class Agent:
         self.messages = [{"role": "system", "content": RULES}, {"role": "user", "content": goal}]
         self.cached, self.prompts, self.calls = [], [], []
 
-    def asked(self, choice):
+    def asked(self, choice, max_tokens=64):
         return {
             "model": MODEL,
             "messages": self.messages,
@@ -60,7 +60,7 @@ class Agent:
             "tool_choice": choice,
             "temperature": 0,
             "parallel_tool_calls": False,
-            "max_tokens": 64,
+            "max_tokens": max_tokens,
             "extra_body": {"session": self.messages[1]["content"], "group": self.group},
         }
 
@@ -69,10 +69,10 @@ class Agent:
         with self.client.chat.completions.create(**self.asked(choice), stream=True) as stream:
             next(iter(stream))
 
-    def turn(self, choice):
+    def turn(self, choice, **fields):
         """A turn with tools: one answer whole, and the same streamed; they must be one. Its calls are carried out."""
-        whole = self.client.chat.completions.create(**self.asked(choice))
-        with self.client.chat.completions.stream(**self.asked(choice)) as stream:
+        whole = self.client.chat.completions.create(**self.asked(choice, **fields))
+        with self.client.chat.completions.stream(**self.asked(choice, **fields)) as stream:
             streamed = stream.get_final_completion()
         assert said(streamed) == said(whole)
         self.cached.append(whole.usage.prompt_tokens_details.cached_tokens)
@@ -104,9 +104,9 @@ def play(served, group, goal):
             assert ended.finish_reason == "tool_calls"
             assert ended.message.tool_calls
         agent.hang_up("auto")
-        agent.turn("auto")
+        agent.turn("auto", max_tokens=12)
         agent.messages.append({"role": "user", "content": "What did you do?"})
-        last = agent.client.chat.completions.create(**agent.asked("none") | {"max_tokens": 8}).choices[0]
+        last = agent.client.chat.completions.create(**agent.asked("none", max_tokens=8)).choices[0]
         assert last.message.content
         assert not last.message.tool_calls
     return agent

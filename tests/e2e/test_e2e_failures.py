@@ -9,7 +9,7 @@ import statistics
 
 import httpx
 import pytest
-from e2e_clients import CHAT, COMPLETIONS, PATIENCE_S, body, held, posting, text_of, together, words
+from e2e_clients import CHAT, COMPLETIONS, MODEL, PATIENCE_S, body, held, posting, text_of, together, words
 
 pytestmark = pytest.mark.parametrize("served", ["null-dp4 split"], indirect=True)
 
@@ -73,6 +73,21 @@ def test_a_pin_holds_on_each_endpoint(served, traces, path, stream):
         name = answer[0]["id"] if stream else answer["id"]
         assert {placed[name], *(placed[f"{name}/{index}"] for index in range(1, n))} == {group}
         assert all(text_of(answer, index) for index in range(n))
+
+
+def test_a_pin_holds_on_the_endpoints_of_other_forms(served, traces):
+    asked = {
+        "/v1/responses": {"input": "Hello", "max_output_tokens": 2},
+        "/v1/messages": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2},
+    }
+    wanted = {}
+    for path, fields in asked.items():
+        for group in GROUPS:
+            pinned = {"model": MODEL, "group": group} | fields
+            answer = httpx.post(served.url + path, json=pinned, timeout=PATIENCE_S)
+            wanted[answer.json()["id"]] = group
+    traces.settle()
+    assert traces.groups() == wanted
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

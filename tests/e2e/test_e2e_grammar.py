@@ -23,7 +23,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}}
-IDLE = pytest.mark.parametrize("served", ["null-dp4 split", "tp4-dp2 unified", "tp2-dp2 split"], indirect=True)
+FULL = pytest.param("tp4-dp2 unified", marks=pytest.mark.full)
+IDLE = pytest.mark.parametrize("served", ["null-dp4 split", "tp2-dp2 split", FULL], indirect=True)
 QUICK = pytest.mark.parametrize("served", ["null-dp4 split"], indirect=True)
 
 

@@ -1,5 +1,6 @@
 """Libraries that others build on, each in a process of its own as its users run it, against a real mesh."""
 
+import functools
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import openai
 import pytest
 from e2e_clients import MODEL
 
-pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
+pytestmark = pytest.mark.parametrize("served", ["tp1 unified"], indirect=True)
 
 HERE = Path(__file__).parent
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
@@ -29,7 +30,12 @@ def run(script, served, *arguments, **environment):
 @pytest.fixture
 def expected(served):
     """The same question and text, asked without a library in between."""
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    return asked(served.url)
+
+
+@functools.cache
+def asked(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         wanted = {"model": MODEL, "max_tokens": 16, "temperature": 0}
         chat = client.chat.completions.create(messages=QUESTION, **wanted)
         text = client.completions.create(prompt="Once upon a time", **wanted)

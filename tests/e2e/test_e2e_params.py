@@ -5,7 +5,7 @@ import openai
 import pytest
 from e2e_clients import MODEL, PATIENCE_S
 
-pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
+pytestmark = pytest.mark.parametrize("served", ["tp1 unified"], indirect=True)
 
 COUNT = "One, two, three, four, five,"
 QUESTION = {"role": "user", "content": "What is the capital of France?"}

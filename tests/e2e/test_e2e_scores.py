@@ -126,9 +126,9 @@ def test_what_is_cached_is_scored_anew_and_what_is_scored_is_cached(post, cases,
 def test_scored_prompts_and_their_neighbours_do_not_change_each_other(served, cases, traces):
     scoring = [
         posting(prompt=[case.ids for case in cases], echo=True, logprobs=1, max_tokens=number % 2)
-        for number in range(3)
+        for number in range(2)
     ]
-    saying = [posting(prompt=case.ids, max_tokens=24, stream=bool(number % 2)) for number, case in enumerate(cases)] * 2
+    saying = [posting(prompt=case.ids, max_tokens=12, stream=bool(number % 2)) for number, case in enumerate(cases)] * 2
     answers = together(served, [*scoring, *saying], timeout=120)
     for answer in answers[: len(scoring)]:
         for choice, case in zip(answer["choices"], cases, strict=True):

@@ -11,7 +11,7 @@ import pytest
 from e2e_clients import MODEL, raw, wait_for
 from pydantic import BaseModel
 
-pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
+pytestmark = pytest.mark.parametrize("served", ["tp1 unified"], indirect=True)
 
 TEXT = "What is the capital of France? Answer in one word."
 QUESTION = [{"role": "user", "content": TEXT}]
@@ -155,16 +155,6 @@ def test_a_tool_is_used_and_its_result_read(claude):
     turns = [question, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     second = claude.messages.create(model=MODEL, messages=turns, max_tokens=4)
     assert second.content[0].text
-
-
-@pytest.mark.parametrize("group", [0, 1])
-def test_a_pin_is_kept_on_every_endpoint(client, claude, traces, group):
-    pin = {"group": group}
-    one = client.responses.create(model=MODEL, input=TEXT, max_output_tokens=2, extra_body=pin)
-    two = claude.messages.create(model=MODEL, messages=QUESTION, max_tokens=2, extra_body=pin)
-    traces.settle()
-    placed = traces.groups()
-    assert (placed[one.id], placed[two.id]) == (group, group)
 
 
 def test_too_long_a_prompt_is_a_400_streaming_or_not(client, claude):
