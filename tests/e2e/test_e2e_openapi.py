@@ -4,7 +4,7 @@ import json
 
 import pytest
 import schemathesis
-from e2e_clients import CHAT, COMPLETIONS, MODEL, PATIENCE_S, events_of
+from e2e_clients import CHAT, COMPLETIONS, MODEL, events_of
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
@@ -22,10 +22,12 @@ CHECKS = [
     checks.negative_data_rejection,
     checks.unsupported_method,
 ]
+EXAMPLES = 40
 CONFIG = {
     "seed": 4,
     # A list that is longer than allowed may make a body that is larger than allowed.
     "checks": {"negative_data_rejection": {"expected-statuses": [400, 404, 405, 413, 415, 422, 429, "5xx"]}},
+    "generation": {"deterministic": True, "max-examples": EXAMPLES, "database": "none", "no-shrink": True},
 }
 LONGEST = 3
 BOUNDS = {"/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}
@@ -45,11 +47,7 @@ def one_model():
     return found
 
 
-def schema(examples):
-    """What makes up so many requests of each operation."""
-    generation = {"deterministic": True, "max-examples": examples, "database": "none", "no-shrink": True}
-    config = schemathesis.Config.from_dict(CONFIG | {"generation": generation})
-    return schemathesis.openapi.from_dict(one_model(), config=config)
+schema = schemathesis.openapi.from_dict(one_model(), config=schemathesis.Config.from_dict(CONFIG))
 
 
 def shorten(case):
@@ -64,27 +62,15 @@ def shorten(case):
             case.body["max_tokens"] = LONGEST
 
 
-def answered(case, served):
-    """Ask, and look at the answer."""
+@schema.parametrize()
+@settings(suppress_health_check=list(HealthCheck), deadline=None)
+def test_whatever_is_asked_is_answered_as_the_document_says(case, served):
     shorten(case)
     # Each on a connection of its own: one that is dropped would else be asked again.
-    response = case.call_and_validate(base_url=served.url, checks=CHECKS, timeout=PATIENCE_S)
+    response = case.call_and_validate(base_url=served.url, checks=CHECKS, timeout=30)
     if "text/event-stream" in response.headers.get("content-type", [""])[0]:
         if case.operation.path in ENDS:
             *_, last = (json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: "))
             assert last["type"] in ENDS[case.operation.path]
         else:
             assert events_of(response.text)
-
-
-@schema(20).parametrize()
-@settings(suppress_health_check=list(HealthCheck), deadline=None)
-def test_whatever_is_asked_is_answered_as_the_document_says(case, served):
-    answered(case, served)
-
-
-@pytest.mark.full
-@schema(120).parametrize()
-@settings(suppress_health_check=list(HealthCheck), deadline=None)
-def test_much_that_is_asked_is_answered_as_the_document_says(case, served):
-    answered(case, served)
