@@ -56,8 +56,10 @@ class ThinkingBlock(_Block, frozen=True, tag="thinking"):
     signature: str = ""
 
 
-class DirectCaller(_Setting, frozen=True, tag_field="type", tag="direct"):
+class DirectCaller(_Setting, frozen=True):
     """The model itself."""
+
+    type: Literal["direct"]
 
 
 class ToolUseBlock(_Block, frozen=True, tag="tool_use"):
@@ -159,13 +161,16 @@ class OutputConfig(_Setting, frozen=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class AllTurns(_Setting, frozen=True, tag_field="type", tag="all"):
+class AllTurns(_Setting, frozen=True):
     """Those of every turn."""
 
+    type: Literal["all"]
 
-class KeepThinking(_Setting, frozen=True, tag_field="type", tag="clear_thinking_20251015"):
+
+class KeepThinking(_Setting, frozen=True):
     """Which turns' thoughts are kept: all, for what a model is shown of them is its chat template's business."""
 
+    type: Literal["clear_thinking_20251015"]
     keep: Literal["all"] | AllTurns
 
 

@@ -81,8 +81,10 @@ class MessageItem(_Part, frozen=True, tag="message"):
     phase: None = None
 
 
-class DirectCaller(Setting, frozen=True, tag_field="type", tag="direct"):
+class DirectCaller(Setting, frozen=True):
     """The model itself."""
+
+    type: Literal["direct"]
 
 
 NotAsync = Literal[False] | None
