@@ -162,7 +162,10 @@ class Traces:
         wanted = re.compile(f'"event":"({"|".join(map(re.escape, names))})"'.encode())
         for path in sorted(self._dir.glob(f"{actors}.jsonl")):
             with path.open("rb") as file:
-                file.seek(self._began.get(path, 0))
+                if began := self._began.get(path, 0):
+                    # The size may have been seen while a line was being written.
+                    file.seek(began - 1)
+                    file.readline()
                 for line in file:
                     if wanted.search(line) and line.endswith(b"\n"):
                         event = json.loads(line)
