@@ -70,7 +70,8 @@ class Run:
         return lease(self.run_dir / "sock" / "vault", Lease(actor, epoch, rank, plane), PATIENCE_S)
 
     def events(self, name):
-        lines = (self.run_dir / "trace" / "vault-0.jsonl").read_bytes().splitlines()
+        # What follows the last end of a line is being written now.
+        lines = (self.run_dir / "trace" / "vault-0.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
         return [event for line in lines if (event := msgspec.json.decode(line))["event"] == name]
 
     def stop(self):
