@@ -6,6 +6,8 @@ import time
 import pytest
 from api_tokenizers import byte_fallback, byte_level
 
+from edgemesh.api.errors import ApiError
+
 LONG = "the quick brown fox, größer als 日本 " * 20_000
 BEATS = 10
 """A call that keeps the interpreter's lock lets no other thread turn even once."""
@@ -47,3 +49,12 @@ def test_special_tokens_are_added_where_they_are_asked_for():
             text.encode("the <s> fox", add_special_tokens=asked)
             == text.tokenizer.encode("the <s> fox", add_special_tokens=asked).ids
         )
+
+
+def test_a_text_of_more_tokens_than_any_model_reads_is_refused_and_no_list_of_them_is_made(monkeypatch):
+    monkeypatch.setattr("edgemesh.api.text.MOST_TOKENS", 3)
+    text = byte_fallback()
+    assert len(text.encode("the ", add_special_tokens=False)) <= 3
+    with pytest.raises(ApiError, match=r"`messages` makes \d+ tokens; the most of one text is 3") as refused:
+        text.encode("fox " * 9, add_special_tokens=False, param="messages")
+    assert (refused.value.status, refused.value.detail.param) == (400, "messages")
