@@ -69,10 +69,10 @@ class Agent:
         with self.client.chat.completions.create(**self.asked(choice), stream=True) as stream:
             next(iter(stream))
 
-    def turn(self, choice, **fields):
+    def turn(self, choice):
         """A turn with tools: one answer whole, and the same streamed; they must be one. Its calls are carried out."""
-        whole = self.client.chat.completions.create(**self.asked(choice, **fields))
-        with self.client.chat.completions.stream(**self.asked(choice, **fields)) as stream:
+        whole = self.client.chat.completions.create(**self.asked(choice))
+        with self.client.chat.completions.stream(**self.asked(choice)) as stream:
             streamed = stream.get_final_completion()
         assert said(streamed) == said(whole)
         self.cached.append(whole.usage.prompt_tokens_details.cached_tokens)
@@ -104,7 +104,7 @@ def play(served, group, goal):
             assert ended.finish_reason == "tool_calls"
             assert ended.message.tool_calls
         agent.hang_up("auto")
-        agent.turn("auto", max_tokens=12)
+        agent.turn("auto")
         agent.messages.append({"role": "user", "content": "What did you do?"})
         last = agent.client.chat.completions.create(**agent.asked("none", max_tokens=8)).choices[0]
         assert last.message.content
