@@ -115,6 +115,11 @@ class Sequence:
         return self.submit.max_tokens - self.out
 
     @property
+    def ahead(self) -> int:
+        """Tokens, of the prompt or computed once more, whose computing is not planned yet; those that a decode step adds are not."""
+        return len(self.tokens) if self.state is State.WAITING else max(0, self.target - self.planned)
+
+    @property
     def whole(self) -> int:
         """Tokens that it may ever be: of the last one no KV is needed."""
         return self.prompt_tokens + self.submit.max_tokens

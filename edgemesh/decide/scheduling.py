@@ -198,14 +198,14 @@ class Scheduler:
     def load(self, revision: int) -> LoadReport:
         """How busy the group is."""
         state = self.state
-        outstanding = sum(each.left + len(each.tokens) - each.planned for each in state.live.values())
+        outstanding = sum(each.ahead + each.left for each in state.live.values())
         return LoadReport(
             group=self.config.group,
             epoch=self.config.epoch,
             revision=revision,
             running=len(state.admitted),
             waiting=len(state.queue),
-            outstanding_tokens=max(0, outstanding),
+            outstanding_tokens=outstanding,
             free_pages=state.pages.free,
             total_pages=self.config.pages - 1,
             seen=state.placed,

@@ -304,3 +304,22 @@ def test_the_load_tells_the_prompts_that_wait():
     assert (load.waiting, load.waiting_tokens) == (3, 21)
     world.finish()
     assert (world.scheduler.load(3).waiting_tokens, world.scheduler.load(3).outstanding_tokens) == (0, 0)
+
+
+def test_the_load_falls_with_every_token():
+    world = scripted(slots=2)
+    for number in range(3):
+        ask(world, f"r{number}", [number, *range(6)], 9)
+    told = [world.scheduler.load(1).outstanding_tokens]
+    assert told == [3 * (7 + 9)]
+    world.settle()
+    while world.step():
+        told.append(world.scheduler.load(1).outstanding_tokens)
+        live = world.scheduler.state.live.values()
+        left = sum(9 - len(world.got[each.submit.request]) for each in live if each.out)
+        assert told[-1] >= left
+        if all(each.out for each in live):
+            assert told[-1] == left
+    assert told[-1] == 0
+    assert told == sorted(told, reverse=True)
+    assert len(set(told)) > 9, "it falls step by step"
