@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from edgemesh.api.openai import MAX_STOPS, AnyInteger, Label, Length, Neutral, Stop
-from edgemesh.api.tool_types import MAX_TOOLS, CallId, FunctionName
+from edgemesh.api.tool_types import MAX_TOOLS, CallId, DirectCaller, FunctionName
 from edgemesh.api.translation import Kind
 
 
@@ -54,12 +54,6 @@ class ThinkingBlock(_Block, frozen=True, tag="thinking"):
 
     thinking: str
     signature: str = ""
-
-
-class DirectCaller(_Setting, frozen=True):
-    """The model itself."""
-
-    type: Literal["direct"]
 
 
 class ToolUseBlock(_Block, frozen=True, tag="tool_use"):

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from edgemesh.api.openai import AnyInteger, Label, Length, Metadata, Neutral
 from edgemesh.api.responses_tools import AllowedTools, CustomChoice, FunctionChoice, ResponseTool, Setting
-from edgemesh.api.tool_types import MAX_TOOLS, CallId, FunctionName
+from edgemesh.api.tool_types import MAX_TOOLS, CallId, DirectCaller, FunctionName
 from edgemesh.api.translation import Kind
 
 ClientMetadata = Annotated[
@@ -79,12 +79,6 @@ class MessageItem(_Part, frozen=True, tag="message"):
     id: ItemId | None = None
     status: Status | None = None
     phase: None = None
-
-
-class DirectCaller(Setting, frozen=True):
-    """The model itself."""
-
-    type: Literal["direct"]
 
 
 NotAsync = Literal[False] | None

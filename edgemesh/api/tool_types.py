@@ -70,3 +70,9 @@ class ToolCall(Part, frozen=True):
     id: CallId
     function: FunctionCall
     type: Literal["function"] = "function"
+
+
+class DirectCaller(Part, frozen=True):
+    """The model itself, which called a tool."""
+
+    type: Literal["direct"]

@@ -428,6 +428,8 @@ def test_what_a_chat_refuses_is_named_as_it_was_asked():
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"metadata": {"name": "x"}}, "metadata.name"),
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0].type"),
+        ({"context_management": {"edits": [{"keep": "all"}]}}, "context_management.edits[0].type"),
+        ({"context_management": {"edits": [KEPT["edits"][0] | {"keep": {}}]}}, "context_management.edits[0].keep.type"),
         (
             {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
             "context_management.edits[0].keep",

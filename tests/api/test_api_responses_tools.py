@@ -133,6 +133,10 @@ def test_what_is_wrong_with_a_tool_is_named_where_it_stands():
         ({"tools": [FUNCTION | {"output_schema": {}}]}, "tools[0].output_schema"),
         ({"tools": [CUSTOM | {"async": True}]}, "tools[0].async"),
         ({"input": [USER | {"phase": "commentary"}]}, "input[0].phase"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "caller": {}}]},
+            "input[0].caller.type",
+        ),
         ({"tools": [FUNCTION], "tool_choice": {"type": "custom", "name": "f"}}, "tool_choice.name"),
         ({"tools": [CUSTOM], "tool_choice": {"type": "function", "name": "patch"}}, "tool_choice.name"),
         ({"input": [USER, {"type": "reasoning", "encrypted_content": "gAAAA"}]}, "input[1].encrypted_content"),
