@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from edgemesh.grammar.notes import Advance, Close, Found, Note, Open, Started, Words, packed
+from edgemesh.grammar.notes import CPU_S, Advance, Close, Found, Note, Open, Started, Words, packed
 from edgemesh.runtime.process import kill_group, spawn
 
-PATIENCE_NS: Final = 3_000_000_000
-"""For one question, once the process has nothing else to do."""
+PATIENCE_NS: Final = 30_000_000_000
+"""For one question, once the process has nothing else to do. It bounds its own time on the processor: this is for one that stands still."""
 
 START_NS: Final = 120_000_000_000
 """For its start: large tokenizers take seconds, and many start at once."""
@@ -169,7 +169,9 @@ class Workshop:
             return
         except (OSError, ValueError):
             pass
-        self._fail("working it out ended the process that did: it is too large or too deep")
+        self._fail(
+            f"working it out ended the process that did: it takes more than {CPU_S:g} s, or is too large or too deep"
+        )
 
     def _hear(self, word: Started | Found) -> None:
         self._since_ns = self.now()
@@ -207,12 +209,12 @@ class Workshop:
                 self.ask(key, "", ())
 
 
-def starter(tokenizer: Path, eos: Sequence[int], vocab: int, log: Path, name: str) -> Spawn:
-    """Starts workers for one model; to be called from the process's main thread."""
+def starter(tokenizer: Path, eos: Sequence[int], vocab: int, log: Path, name: str, *, cpu_s: float = CPU_S) -> Spawn:
+    """Starts workers for one model; to be called from the process's main thread. ``cpu_s`` is for each question."""
 
     def start(descriptor: int) -> int:
         arguments = ["--socket", str(descriptor), "--tokenizer", str(tokenizer), "--vocab", str(vocab)]
-        arguments += ["--eos", *map(str, eos), "--name", name]
+        arguments += ["--eos", *map(str, eos), "--cpu-s", str(cpu_s), "--name", name]
         return spawn("edgemesh.grammar.worker", arguments, log=log, inherit=(descriptor,))
 
     return start

@@ -13,6 +13,10 @@ MAX_SOURCE: Final = 1 << 20
 """Characters of a grammar."""
 
 MAX_NOTE_BYTES: Final = 64 << 20
+
+CPU_S: Final = 3.0
+"""Time on the processor for one question: a usual one takes a thousandth of it, however busy the machine is."""
+
 _LENGTH: Final = struct.Struct("<I")
 
 Token = Annotated[int, Meta(ge=0, lt=1 << 31)]

@@ -1,11 +1,12 @@
 """The process in which grammars are worked out, one question after the other, for whoever started it.
 
 ``python -m edgemesh.grammar.worker --socket FD --tokenizer PATH --vocab N --eos ID ...``. It ends when the other end of its
-socket is closed. Its memory has a bound; its time has one in who started it.
+socket is closed. Its memory has a bound, and so has its processor's time for each question: what goes beyond ends it.
 """
 
 import argparse
 import resource
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from edgemesh.grammar.matching import GrammarError, Grammars, Matcher
-from edgemesh.grammar.notes import Advance, Close, Found, Open, Question, Questions, Started, packed
+from edgemesh.grammar.notes import CPU_S, Advance, Close, Found, Open, Question, Questions, Started, packed
 
 MEMORY_BYTES: Final = 3 << 30
 """Address space: of large tokenizers about one gigabyte, the rest is for grammars."""
@@ -58,7 +59,7 @@ class Worker:
         return Found(key, b"" if matcher.ended else mask, matcher.ended, compile_ns=compile_ns, mask_ns=spent_ns)
 
 
-def serve(end: socket.socket, tokenizer: Path, eos: Sequence[int], vocab: int) -> None:
+def serve(end: socket.socket, tokenizer: Path, eos: Sequence[int], vocab: int, cpu_s: float) -> None:
     """Say that the work can begin, or why not; then answer until the socket is closed."""
     try:
         if tokenizer.stat().st_size > MAX_TOKENIZER_BYTES:
@@ -72,7 +73,9 @@ def serve(end: socket.socket, tokenizer: Path, eos: Sequence[int], vocab: int) -
     questions = Questions()
     while data := end.recv(RECEIVE_BYTES):
         for question in questions.feed(data):
+            signal.setitimer(signal.ITIMER_PROF, cpu_s)
             answer = worker.answer(question)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             if answer is not None:
                 end.sendall(packed(answer))
 
@@ -84,12 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--vocab", type=int, required=True)
     parser.add_argument("--eos", type=int, nargs="*", default=[])
+    parser.add_argument("--cpu-s", type=float, default=CPU_S)
     parser.add_argument("--name", default="grammar")
     found = parser.parse_args(arguments)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with socket.socket(fileno=found.socket) as end:
-        serve(end, found.tokenizer, found.eos, found.vocab)
+        serve(end, found.tokenizer, found.eos, found.vocab, found.cpu_s)
 
 
 if __name__ == "__main__":

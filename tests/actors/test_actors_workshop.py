@@ -20,6 +20,9 @@ from edgemesh.runtime.clock import monotonic_ns
 DEEP = lark("start: r0\n" + "\n".join(f'r{at}: "a" r{at + 1} | "b"' for at in range(25_000)) + '\nr25000: "c"')
 """A chain so long that the library overflows its stack."""
 
+LONG = schema({"type": "object", "properties": {f"p{at}": {"enum": [at, str(at), [at]]} for at in range(4000)}})
+"""Seconds of work."""
+
 
 PATIENCE_S = 120.0
 """How long a question may take, and a test waits: what takes that long is never answered, however busy the machine is."""
@@ -94,6 +97,21 @@ def test_a_grammar_that_ends_its_worker_costs_only_itself(shop):
     shop.ask(4, schema(OBJECT), (first(before.mask), first(second.mask)))
     (same,) = wait(shop)
     assert same.mask == found[1].mask, "the new worker has come as far as the old one"
+
+
+def test_a_grammar_that_takes_too_long_ends_its_worker_and_costs_only_itself(tmp_path):
+    data, eos, size = kind("byte level")
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    start = starter(tmp_path / "tokenizer.json", eos, size, tmp_path / "log", "grammar-0", cpu_s=0.2)
+    with contextlib.closing(Workshop(start, monotonic_ns)) as shop:
+        shop.ask(1, schema(OBJECT), ())
+        (before,) = wait(shop)
+        shop.ask(2, LONG, ())
+        shop.ask(1, "", (first(before.mask),))
+        found = {each.key: each for each in wait(shop, 2)}
+    assert "it takes more than" in found[2].error
+    assert found[1].mask
+    assert not found[1].error
 
 
 def test_a_worker_that_hangs_is_replaced(shop, monkeypatch):
