@@ -6,7 +6,6 @@ The process is started by the first request with a constraint, and again when it
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from edgemesh.api.grammar import constrained_by, constraint, unusable, weight
 from edgemesh.api.openai import Request
 from edgemesh.api.resolve import Job
 from edgemesh.grammar.trials import LENGTH, Trial, Verdict, framed
-from edgemesh.runtime.process import kill_group, spawn
+from edgemesh.runtime.process import Killed, spawn
 
 INLINE_CHARS: Final = 2048
 """Larger schemas, as compact JSON, are read in a worker thread."""
@@ -95,7 +94,7 @@ class Constraints:
     def close(self) -> None:
         """End the process, and wait until it is gone."""
         self._process.close()
-        self._process.reap(0)
+        self._process.killed.wait()
 
     async def _tried(self, digest: bytes, source: str) -> str:
         """The verdict of one trial, also for those who come with the same source meanwhile."""
@@ -126,9 +125,7 @@ class _Process:
     def __init__(self, start: Start) -> None:
         self._start = start
         self._pid = 0
-        self._ending: list[int] = []
-        """Killed, and not gone yet: the loop does not wait until they have given their memory back."""
-
+        self.killed = Killed()
         self._writer: asyncio.StreamWriter | None = None
         self._starting = asyncio.Lock()
         self._listening: asyncio.Task[None] | None = None
@@ -156,19 +153,14 @@ class _Process:
             return
         self._writer.close()
         self._writer = None
-        kill_group(self._pid)
-        self._ending.append(self._pid)
+        self.killed.add(self._pid)
         asked, self._asked = self._asked, {}
         for each in asked.values():
             if not each.done():
                 each.set_result(None)
 
-    def reap(self, options: int = os.WNOHANG) -> None:
-        """Forget the killed processes that are gone, or wait for all of them with ``options`` 0."""
-        self._ending = [pid for pid in self._ending if not os.waitpid(pid, options)[0]]
-
     async def _open(self) -> asyncio.StreamWriter:
-        self.reap()
+        self.killed.reap()
         ours, theirs = socket.socketpair()
         with theirs:
             self._pid = self._start(theirs.fileno())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -53,10 +54,8 @@ class Surfaces:
         with service.visited(scope) as model:
             async with service.bodies.read(scope, receive) as body:
                 asked, translation, chat = await service.read(body, lambda: _counted(body, model))
-                try:
+                with _named(translation):
                     prompt = await service.ask(model, chat, body)
-                except ApiError as error:
-                    raise translation.back(error) from error
         count = len(prompt.ids)
         original = UNSET if asked.context_management is None else OriginalTokens(original_input_tokens=count)
         await respond(send, 200, msgspec.json.encode(TokenCount(input_tokens=count, context_management=original)))
@@ -88,29 +87,32 @@ class Surfaces:
         read: Callable[[], Read],
     ) -> Prepared:
         translation, chat, make, client = await self._service.read(body, read)
-        try:
+        with _named(translation):
             outer, job = await self._service.conversation(model, name, endpoint, scope, chat, body, client)
-        except ApiError as error:
-            raise translation.back(error) from error
         trials = tuple((translation.name(param), source) for param, source in job.trials)
         job = msgspec.structs.replace(job, grammar_of=translation.name(job.grammar_of), trials=trials)
         return outer, job, MadeForm(make)
 
 
-def _read(translation: Translation, make: Callable[[Head], Maker], client: dict[str, str] | None = None) -> Read:
+@contextmanager
+def _named(translation: Translation) -> Iterator[None]:
+    """What is refused of a chat is refused by the names that its request has."""
     try:
-        return translation, translation.request(), make, client
+        yield
     except ApiError as error:
         raise translation.back(error) from error
+
+
+def _read(translation: Translation, make: Callable[[Head], Maker], client: dict[str, str] | None = None) -> Read:
+    with _named(translation):
+        return translation, translation.request(), make, client
 
 
 def _counted(body: bytes, model: Model) -> tuple[CountTokensRequest, Translation, ChatRequest]:
     asked = request_of(body, CountTokensRequest, MESSAGES)
     translation = chat_of_messages(asked, model.text.dialect)
-    try:
+    with _named(translation):
         return asked, translation, translation.request()
-    except ApiError as error:
-        raise translation.back(error) from error
 
 
 def _response_maker(request: ResponsesRequest, box: Toolbox, head: Head) -> ResponseMaker:

@@ -6,7 +6,6 @@ one gets an error, the others are asked again, with all that their streams have 
 
 from __future__ import annotations
 
-import os
 import socket
 from array import array
 from collections import OrderedDict, deque
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from edgemesh.grammar.notes import CPU_S, Advance, Close, Found, Note, Open, Started, Words, packed
-from edgemesh.runtime.process import kill_group, spawn
+from edgemesh.runtime.process import Killed, spawn
 
 PATIENCE_NS: Final = 30_000_000_000
 """For one question, once the process has nothing else to do. It bounds its own time on the processor: this is for one that stands still."""
@@ -53,9 +52,7 @@ class Workshop:
         self._waiting: OrderedDict[int, None] = OrderedDict()
         self._socket: socket.socket | None = None
         self._pid = 0
-        self._ending: list[int] = []
-        """Processes that were killed and are not gone yet: giving gigabytes back takes a while."""
-
+        self._killed = Killed()
         self._words = Words()
         self._unsent: deque[memoryview] = deque()
         self._started = False
@@ -113,22 +110,19 @@ class Workshop:
     def close(self) -> None:
         """End the process, and wait until it is gone."""
         self._kill()
-        for pid in self._ending:
-            os.waitpid(pid, 0)
-        self._ending.clear()
+        self._killed.wait()
 
     def _kill(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-            kill_group(self._pid)
-            self._ending.append(self._pid)
+            self._killed.add(self._pid)
 
     def _limit_ns(self) -> int:
         return self._since_ns + (PATIENCE_NS if self._started else START_NS)
 
     def _spawn(self) -> bool:
-        self._ending = [pid for pid in self._ending if not os.waitpid(pid, os.WNOHANG)[0]]
+        self._killed.reap()
         ours, theirs = socket.socketpair()
         try:
             with theirs:

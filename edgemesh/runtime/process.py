@@ -136,3 +136,24 @@ def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
         os.killpg(pid, number)
     except ProcessLookupError:
         return
+
+
+class Killed:
+    """Children that were killed and may not be gone yet: giving gigabytes back takes a while, and no loop waits for that."""
+
+    def __init__(self) -> None:
+        self._pids: list[int] = []
+
+    def add(self, pid: int) -> None:
+        """Kill a child and whatever it started."""
+        kill_group(pid)
+        self._pids.append(pid)
+
+    def reap(self) -> None:
+        """Forget those that are gone."""
+        self._pids = [pid for pid in self._pids if not os.waitpid(pid, os.WNOHANG)[0]]
+
+    def wait(self) -> None:
+        """Wait until all are gone."""
+        while self._pids:
+            os.waitpid(self._pids.pop(), 0)
