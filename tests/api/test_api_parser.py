@@ -1,10 +1,10 @@
 """What a model writes becomes the same message however its text is cut, and nothing of it is lost or told twice."""
 
-import itertools
 import json
 import time
 
 import pytest
+from api_events import events_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -16,16 +16,6 @@ HERMES = Parsing(form="hermes", tools=NAMES)
 LLAMA = Parsing(form="llama", tools=NAMES)
 CUTS = st.lists(st.integers(0, 400), max_size=30)
 FORMS = {"hermes": HERMES, "llama": LLAMA}
-
-
-def events_of(parsing, text, cuts=()):
-    numbers = itertools.count()
-    parser = MessageParser(parsing, lambda: f"c{next(numbers)}")
-    places = sorted({cut % (len(text) + 1) for cut in cuts} | {0, len(text)})
-    events = []
-    for a, b in itertools.pairwise(places):
-        events += parser.feed(text[a:b])
-    return events + parser.finish()
 
 
 def read(parsing, text, cuts=()):

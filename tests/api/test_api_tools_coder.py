@@ -1,9 +1,9 @@
 """Calls with tags instead of JSON, as Qwen3-Coder writes them: what they say, wherever they are cut."""
 
-import itertools
 import json
 
 import pytest
+from api_events import events_of
 from api_tokenizers import byte_level, model_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from edgemesh.api.decode import BodyDecoder
 from edgemesh.api.dialect import Dialect
 from edgemesh.api.events import CallArguments, CallBegin, CallEnd, Content, Reasoning, gather
 from edgemesh.api.openai import ChatRequest
-from edgemesh.api.parser import MessageParser, Parsing
+from edgemesh.api.parser import Parsing
 from edgemesh.api.tool_texts import Texts, texts_of
 from edgemesh.api.tool_types import Function, FunctionCall, Tool
 
@@ -42,13 +42,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=30)
 
 def read(text, cuts=(), parsing=CODER):
     """(content, reasoning, [(name, arguments)]) of a text; the events' own order is checked on the way."""
-    numbers = itertools.count()
-    parser = MessageParser(parsing, lambda: f"c{next(numbers)}")
-    places = sorted({cut % (len(text) + 1) for cut in cuts} | {0, len(text)})
-    events = []
-    for a, b in itertools.pairwise(places):
-        events += parser.feed(text[a:b])
-    events += parser.finish()
+    events = events_of(parsing, text, cuts)
     opened = False
     for event in events:
         assert opened == isinstance(event, CallArguments | CallEnd)
