@@ -27,6 +27,9 @@ GREEDY = Sampling(temperature=0.0)
 ERROR = 0.03
 """Most that bfloat16 logits differ from float32 ones, as a share of the row's norm (0.01 to 0.02 seen)."""
 
+FEW = 8
+"""Tokens from which most must be the reference's own; each of fewer may be one of two that are as good."""
+
 COMMON = {
     "hidden_size": 512,
     "num_hidden_layers": 4,
@@ -262,4 +265,4 @@ def believable(model, stream):
     slack = 6 * ERROR * logits.norm(dim=-1) / logits.shape[1] ** 0.5
     assert (logits.max(dim=-1).values - chosen <= slack).all()
     exact = (logits.argmax(dim=-1) == torch.tensor(stream.output, device="cuda")).float().mean()
-    assert exact > 0.5, exact
+    assert exact > 0.5 or len(stream.output) < FEW, exact

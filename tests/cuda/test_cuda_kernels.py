@@ -116,18 +116,37 @@ class Paged:
         return reference.attend(0, self.q.float().cpu(), k, v).cuda()
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(32, 8, 128), (7, 1, 64), (6, 6, 80)])
-def test_prompts_over_pages(attention, q_heads, kv_heads, head_dim):
-    spans = [(0, 700), (300, 513), (256, 1), (0, 3), (1000, 64)]
-    case = Paged(q_heads, kv_heads, head_dim, spans)
-    counts = torch.tensor([0, *(count for _, count in spans)])
-    contexts = torch.tensor([0, *(start + count for start, count in spans)])
+HEADS = [(32, 8, 128), (7, 1, 64), (6, 6, 80), (4, 2, 256)]
+
+
+def prompts_of(case):
+    counts = torch.tensor([0, *(count for _, count in case.spans)])
+    contexts = torch.tensor([0, *(start + count for start, count in case.spans)])
     starts, context_starts = (each.cumsum(0).int().cuda() for each in (counts, contexts))
-    batch = Prompts(starts, context_starts, case.table, int(counts.max()), int(contexts.max()))
-    close(attention.prompts(case.q, case.pages, batch), case.wanted())
+    return Prompts(starts, context_starts, case.table, int(counts.max()), int(contexts.max()))
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(32, 8, 128), (7, 1, 64), (6, 6, 80)])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), HEADS)
+def test_prompts_over_pages(attention, q_heads, kv_heads, head_dim):
+    case = Paged(q_heads, kv_heads, head_dim, [(0, 700), (300, 513), (256, 1), (0, 3), (1000, 64), (64, 65)])
+    close(attention.prompts(case.q, case.pages, prompts_of(case)), case.wanted())
+
+
+def test_what_lies_after_a_context_is_never_seen(attention):
+    case = Paged(32, 8, 128, [(0, 700), (300, 513), (256, 1), (0, 3), (1000, 64), (64, 64)])
+    wanted = case.wanted()
+    seen = torch.full_like(case.pages, float("nan"))
+    for (start, count), pages in zip(case.spans, case.tables, strict=True):
+        at = torch.arange(start + count)
+        page, offset = torch.tensor(pages)[at // 256].cuda(), (at % 256).cuda()
+        seen[:, page, offset] = case.pages[:, page, offset]
+    close(attention.prompts(case.q, seen, prompts_of(case)), wanted)
+    ends = torch.tensor([count for _, count in case.spans]).cumsum(0).cuda() - 1
+    lengths = torch.tensor([start + count for start, count in case.spans], dtype=torch.int32, device="cuda")
+    close(attention.rows(case.q[ends], seen, Rows(lengths, case.table)), wanted[ends])
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), HEADS)
 @pytest.mark.parametrize("lengths", [(1,), (3000,), (256, 257, 1, 40, 511), tuple(range(1, 40))])
 def test_rows_over_pages(attention, q_heads, kv_heads, head_dim, lengths):
     case = Paged(q_heads, kv_heads, head_dim, [(length - 1, 1) for length in lengths])

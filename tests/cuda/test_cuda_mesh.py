@@ -30,7 +30,7 @@ def model(tmp_path_factory):
 
 
 def names(mesh):
-    return [(Path("/proc") / str(pid) / "comm").read_text().strip() for pid in mesh.processes()]
+    return [(Path("/proc") / str(pid) / "comm").read_text().strip() for pid in mesh.pids()]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -50,7 +50,7 @@ def test_a_mesh_serves_from_a_card_and_leaves_nothing(model, tmp_path, way):
         drawn = [mesh.complete(prompts[0], 16, temperature=1.0, seed=seed) for seed in (1, 1, 2)]
         assert drawn[0] == drawn[1] != drawn[2]
         mesh.process.kill()
-        assert mesh.gone(10), names(mesh)
+        assert mesh.leftovers(10) == []
     finally:
         mesh.close()
     assert torch.cuda.mem_get_info()[0] > free - (256 << 20)

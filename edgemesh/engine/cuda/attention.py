@@ -6,9 +6,13 @@ Keys and values are in their pages already when attention is asked for; both kin
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Final, Protocol
 
+import torch
 from torch import Tensor
+
+_HOPPER: Final = 9
+"""Major compute capability."""
 
 
 class AttentionUnavailableError(RuntimeError):
@@ -79,8 +83,18 @@ def choose(wanted: str, page_tokens: int, head_dim: int, say: Callable[[str], No
     if wanted == "flash-attn":
         say(f"attention: flash-attn {version()} (as engine.attention says)")
         return FlashAttention()
+    if on_hopper():
+        say(
+            f"attention: own Triton kernels (on this card faster than flash-attn {version()}, for prompts and decode rows)"
+        )
+        return TritonAttention()
     say(f"attention: flash-attn {version()} for prompts, own Triton kernels for decode rows (the faster of each)")
     return FastestAttention(FlashAttention(), TritonAttention())
+
+
+def on_hopper() -> bool:
+    """Whether the current card is an H100, H200 or the like: there its copy engine feeds the kernels, as was measured."""
+    return torch.cuda.get_device_capability()[0] == _HOPPER
 
 
 def _flash_obstacle(page_tokens: int, head_dim: int) -> str:

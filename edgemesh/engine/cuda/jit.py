@@ -13,10 +13,10 @@ Kernel: TypeAlias = Any
 """A compiled function; ``kernel[grid](...)`` launches it."""
 
 
-def kernel(*varying: str) -> Callable[[Callable[..., None]], Kernel]:
-    """A Triton kernel. Numbers named ``varying`` change from step to step: no version is compiled for one of their values."""
+def kernel(*varying: str) -> Callable[[Callable[..., object]], Kernel]:
+    """A Triton kernel, or a part of some. Numbers named ``varying`` change from step to step: no version is compiled for one of their values."""
 
-    def compiled(function: Callable[..., None]) -> Kernel:
+    def compiled(function: Callable[..., object]) -> Kernel:
         return triton.jit(do_not_specialize=list(varying))(function)
 
     return compiled

@@ -1,4 +1,4 @@
-"""Attention over pages in Triton, for machines without flash-attn.
+"""Attention over pages in Triton: for machines without flash-attn, and where it is faster.
 
 Online softmax (Milakov and Gimelshein, 2018) over blocks of keys; contexts of decoding rows are split over programs and
 merged by their log-sum-exp (flash-decoding). Any page size that is a multiple of 16, and any head size, serve.
@@ -10,16 +10,34 @@ from typing import Final
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from edgemesh.engine.cuda.attention import Prompts, Rows
+from edgemesh.engine.cuda.attention import Prompts, Rows, on_hopper
 from edgemesh.engine.cuda.jit import block, kernel
 
 _QUERIES: Final = 64
 _KEYS: Final = 64
+_NARROW: Final = 128
+"""Columns of a head up to which whole blocks of keys fit the shared memory of any card."""
+
 _PROGRAMS: Final = 512
 """Programs that keep a large GPU busy in a decode step."""
 
 _MOST_SPLITS: Final = 32
+
+_STAGES: Final = 2
+"""Blocks of keys under way at once: with more, fewer programs fit a multiprocessor, and each hides another's softmax."""
+
+
+@kernel()
+def _weighed(
+    score: tl.tensor, best: tl.tensor, total: tl.tensor, scale: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """A block of scores taken into an online softmax by powers of two: (weights, what the past fades by, best, total)."""
+    higher = tl.maximum(best, tl.max(score, axis=1) * scale)
+    weight = tl.exp2(score * scale - higher[:, None])
+    fade = tl.exp2(best - higher)
+    return weight, fade, higher, total * fade + tl.sum(weight, axis=1)
 
 
 @kernel()
@@ -67,18 +85,13 @@ def _attend_rows(
         place = (page * page_tokens + offset % page_tokens)[:, None] * kv_heads + kv_head
         here = (offset < end)[:, None] & (at < head_dim)
         key = tl.load(keys + place * head_dim + at, mask=here, other=0.0)
-        score = tl.dot(query, tl.trans(key)) * scale
-        score = tl.where((offset < end)[None, :], score, float("-inf"))
-        higher = tl.maximum(best, tl.max(score, axis=1))
-        weight = tl.exp(score - higher[:, None])
-        fade = tl.exp(best - higher)
+        score = tl.where((offset < end)[None, :], tl.dot(query, tl.trans(key)), float("-inf"))
+        weight, fade, best, total = _weighed(score, best, total, scale)
         value = tl.load(values + place * head_dim + at, mask=here, other=0.0)
         mixed = mixed * fade[:, None] + tl.dot(weight.to(value.dtype), value)
-        total = total * fade + tl.sum(weight, axis=1)
-        best = higher
     # A part without keys has mass 0: its logarithm is -inf, and what it mixed is nothing.
     mixed = mixed / tl.maximum(total, 1e-30)[:, None]
-    mass = tl.where(total > 0, best + tl.log(total), float("-inf"))
+    mass = tl.where(total > 0, best + tl.log2(total), float("-inf"))
     to = (row * heads + kv_head * ratio + group) * splits + split
     tl.store(partial + to * head_dim + at, mixed, mask=(group < ratio) & (at < head_dim))
     tl.store(masses + to, mass[:, None], mask=group < ratio)
@@ -98,7 +111,7 @@ def _merge(
     part = tl.arange(0, splits)
     at = tl.arange(0, columns)
     mass = tl.load(masses + head * splits + part)
-    weight = tl.exp(mass - tl.max(mass, axis=0))
+    weight = tl.exp2(mass - tl.max(mass, axis=0))
     parts = tl.load(
         partial + (head * splits + part[:, None]) * head_dim + at[None, :], mask=at[None, :] < head_dim, other=0.0
     )
@@ -111,6 +124,8 @@ def _attend_prompts(
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_blocks: tl.tensor,
+    value_blocks: tl.tensor,
     table: tl.tensor,
     starts: tl.tensor,
     context_starts: tl.tensor,
@@ -124,42 +139,61 @@ def _attend_prompts(
     columns: tl.constexpr,
     rows: tl.constexpr,
     width: tl.constexpr,
+    stages: tl.constexpr,
+    described: tl.constexpr,
 ) -> None:
-    """A block of one span's rows in one query head."""
+    """A block of one span's rows in one query head, first over the keys that all of them see, then over the rest.
+
+    ``described``: whole blocks of keys and values come by their descriptors, through the card's copy engine.
+    """
     span = tl.program_id(2)
     head = tl.program_id(1)
     first = tl.load(starts + span).to(tl.int64)
     count = tl.load(starts + span + 1) - tl.load(starts + span)
     context = tl.load(context_starts + span + 1) - tl.load(context_starts + span)
-    top = tl.program_id(0) * rows
-    if top >= count:
+    blocks = tl.cdiv(count, rows)
+    if tl.program_id(0) >= blocks:
         return
+    # The last rows see most: what takes longest begins first.
+    top = (blocks - 1 - tl.program_id(0)) * rows
     row = top + tl.arange(0, rows)
     at = tl.arange(0, columns)[None, :]
-    heads = kv_heads * ratio
-    there = ((first + row)[:, None] * heads + head) * head_dim + at
+    kv_head = head // ratio
+    there = ((first + row)[:, None] * (kv_heads * ratio) + head) * head_dim + at
     inside = (row < count)[:, None] & (at < head_dim)
     query = tl.load(q + there, mask=inside, other=0.0)
     position = context - count + row
     best = tl.full([rows], float("-inf"), tl.float32)
     total = tl.zeros([rows], tl.float32)
     mixed = tl.zeros([rows, columns], tl.float32)
-    end = tl.minimum(context, context - count + top + rows)
-    for start in range(0, end, width):
+    seen = context - count + top + 1
+    shared = seen // width * width
+    pages = table + span * table_stride
+    for start in tl.range(0, shared, width, num_stages=stages):
+        place = tl.load(pages + start // page_tokens) * page_tokens + start % page_tokens
+        source = ((place + tl.arange(0, width)).to(tl.int64)[:, None] * kv_heads + kv_head) * head_dim + at
+        if described:
+            key = key_blocks.load([place, kv_head * head_dim])
+        else:
+            key = tl.load(keys + source, mask=at < head_dim, other=0.0)
+        weight, fade, best, total = _weighed(tl.dot(query, tl.trans(key)), best, total, scale)
+        if described:
+            value = value_blocks.load([place, kv_head * head_dim])
+        else:
+            value = tl.load(values + source, mask=at < head_dim, other=0.0)
+        mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None])
+    end = tl.minimum(context, seen - 1 + rows)
+    for start in tl.range(shared, end, width, num_stages=1):
         offset = start + tl.arange(0, width)
-        page = tl.load(table + span * table_stride + start // page_tokens).to(tl.int64)
-        place = (page * page_tokens + offset % page_tokens)[:, None] * kv_heads + head // ratio
+        page = tl.load(pages + start // page_tokens).to(tl.int64)
+        source = ((page * page_tokens + offset % page_tokens)[:, None] * kv_heads + kv_head) * head_dim + at
+        # What lies after the context may be no number: a weight of nothing would not hide it.
         here = (offset < end)[:, None] & (at < head_dim)
-        key = tl.load(keys + place * head_dim + at, mask=here, other=0.0)
-        score = tl.dot(query, tl.trans(key)) * scale
-        score = tl.where((offset[None, :] <= position[:, None]) & (offset < end)[None, :], score, float("-inf"))
-        higher = tl.maximum(best, tl.max(score, axis=1))
-        weight = tl.exp(score - higher[:, None])
-        fade = tl.exp(best - higher)
-        value = tl.load(values + place * head_dim + at, mask=here, other=0.0)
-        mixed = mixed * fade[:, None] + tl.dot(weight.to(value.dtype), value)
-        total = total * fade + tl.sum(weight, axis=1)
-        best = higher
+        key = tl.load(keys + source, mask=here, other=0.0)
+        score = tl.where(offset[None, :] <= position[:, None], tl.dot(query, tl.trans(key)), float("-inf"))
+        weight, fade, best, total = _weighed(score, best, total, scale)
+        value = tl.load(values + source, mask=here, other=0.0)
+        mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None])
     tl.store(out + there, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -168,28 +202,39 @@ class TritonAttention:
 
     name = "triton"
 
+    def __init__(self) -> None:
+        self._describes = on_hopper()
+
     def prompts(self, q: Tensor, pages: Tensor, batch: Prompts) -> Tensor:
         """Packed runs, each causal up to its context's end."""
         heads, head_dim = q.shape[1:]
         page_tokens, kv_heads = pages.shape[2:4]
         out = torch.empty_like(q)
+        columns = block(head_dim, 16)
+        width = min(_KEYS if columns <= _NARROW else _KEYS // 2, page_tokens)
+        described = self._describes and columns == head_dim
+        key_blocks, value_blocks = (_blocks(each, width) if described else each for each in pages)
         _attend_prompts[(-(-batch.longest // _QUERIES), heads, len(batch.table))](
             q,
             pages[0],
             pages[1],
+            key_blocks,
+            value_blocks,
             batch.table,
             batch.starts,
             batch.context_starts,
             out,
-            1 / math.sqrt(head_dim),
+            _scale(head_dim),
             batch.table.stride(0),
             kv_heads,
             heads // kv_heads,
             page_tokens,
             head_dim,
-            block(head_dim, 16),
+            columns,
             _QUERIES,
-            min(_KEYS, page_tokens),
+            width,
+            _STAGES,
+            described,
             num_warps=4,
         )
         return out.flatten(1)
@@ -211,7 +256,7 @@ class TritonAttention:
             batch.lengths,
             partial,
             masses,
-            1 / math.sqrt(head_dim),
+            _scale(head_dim),
             batch.table.stride(0),
             kv_heads,
             page_tokens,
@@ -230,3 +275,15 @@ class TritonAttention:
         """Each context is split by its own length."""
         del rows, kv_heads
         return False
+
+
+def _blocks(pages: Tensor, width: int) -> TensorDescriptor:
+    """Blocks of ``width`` tokens of one head in ``pages`` ``[pages, page_tokens, kv_heads, head_dim]``."""
+    head_dim = pages.shape[-1]
+    flat = pages.flatten(0, 1).flatten(1)
+    return TensorDescriptor.from_tensor(flat, [width, head_dim])
+
+
+def _scale(head_dim: int) -> float:
+    """The factor of attention scores, in powers of two."""
+    return math.log2(math.e) / math.sqrt(head_dim)
