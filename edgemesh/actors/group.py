@@ -157,6 +157,7 @@ class GroupActor:
                 prefix_cache=topology.group.prefix_cache,
                 graphs=any(rule.buckets for rule in self._rules.values()),
                 eos_token_ids=capacity.eos_token_ids,
+                pace_ns=int(topology.decode.pace_ms * 1e6),
             )
         )
 

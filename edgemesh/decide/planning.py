@@ -48,6 +48,18 @@ def plan(state: GroupState, plane: Plane, now_ns: int) -> Step | None:
     return step
 
 
+def pace(state: GroupState, now_ns: int) -> int | None:
+    """Until when decode leaves the cards to the prompts that are being computed, or None: its next step may begin.
+
+    Such a step costs prompts much and its rows little: few steps with many rows take less of the cards than many with few.
+    """
+    pipeline = state.pipelines.get(Plane.DECODE)
+    if pipeline is None or not pipeline.open or not state.prefilling or not (state.rows or state.ready):
+        return None
+    until = pipeline.worked_ns + state.config.pace_ns
+    return until if now_ns < until else None
+
+
 def _prefill(state: GroupState, step: Step, budget: int, now_ns: int) -> int:
     """Chunks of the admitted prompts, shortest remaining first, so that a short prompt is not stuck behind a long one.
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from edgemesh.decide.admission import make_way, parkable
 from edgemesh.decide.asks import Answer
 from edgemesh.decide.constraining import answer, constrain, due, expire
-from edgemesh.decide.planning import plan
+from edgemesh.decide.planning import pace, plan
 from edgemesh.decide.request import Sequence
 from edgemesh.decide.results import apply
 from edgemesh.decide.state import MAX_TOMBSTONES, Config, Effects, GroupState
 from edgemesh.decide.steps import Step
+from edgemesh.wire.ids import Plane
 from edgemesh.wire.messages import Accepted, Cancel, Credit, Done, IdleDone, LoadReport, Place, Release
 
 
@@ -157,7 +158,10 @@ class Scheduler:
             make_way(self.state, now_ns)
         if self.state.asking:
             expire(self.state, now_ns)
+        self.state.held_until = pace(self.state, now_ns)
         for plane, pipeline in self.state.pipelines.items():
+            if plane is Plane.DECODE and self.state.held_until is not None:
+                continue
             if pipeline.open:
                 pipeline.committed = plan(self.state, plane, now_ns)
             arrive = pipeline.arrive(now_ns)
@@ -183,7 +187,8 @@ class Scheduler:
         ends = [each.paused_ns + self.config.pause_ns for each in self.state.paused]
         parks = [each.paused_ns + self.config.park_ns for each in parkable(self.state)] if ends else []
         answered = due(self.state)
-        return min([*ends, *parks, *([] if answered is None else [answered])], default=None)
+        turns = [each for each in (answered, self.state.held_until) if each is not None]
+        return min([*ends, *parks, *turns], default=None)
 
     @property
     def busy(self) -> bool:

@@ -56,7 +56,10 @@ class OutOfStepError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Pipeline:
-    """One plane's ticks in one group; ``member`` is the group's place in its coupled set."""
+    """One plane's ticks in one group; ``member`` is the group's place in its coupled set.
+
+    ``worked_ns`` is when the last step with work was released.
+    """
 
     group: int
     member: int
@@ -69,6 +72,7 @@ class Pipeline:
     committed: Step | None = None
     flying: deque[Step] = field(default_factory=deque)
     since_ns: int = 0
+    worked_ns: int = 0
 
     @property
     def open(self) -> bool:
@@ -106,6 +110,7 @@ class Pipeline:
                 )
                 raise OutOfStepError(message)
             self.committed = None
+            self.worked_ns = now_ns
         else:
             step = Step(IDLE)
         step.tick, step.sent_ns = self.tick, now_ns

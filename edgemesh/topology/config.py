@@ -197,6 +197,14 @@ class Decode(Section, frozen=True):
 
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS, description="Most sequences of one group in one decode step.")] = 64
     sm_percent: Annotated[Percent, Meta(description="Share of a GPU's SMs for decode (CUDA, split).")] = 100
+    pace_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1000,
+            description="Least time from one decode step to the next while prompts are read beside them (split).",
+        ),
+    ] = 0
 
 
 class Group(Section, frozen=True):

@@ -161,7 +161,9 @@ class Ranks:
 class World:
     """One group, its ranks and its gateway, driven by a seeded random order of everything that may happen."""
 
-    def __init__(self, seed: int, planes, pages: int, slots: int, *, peers: bool, prefix: bool, park_ns=10**6) -> None:
+    def __init__(
+        self, seed: int, planes, pages: int, slots: int, *, peers: bool, prefix: bool, park_ns=10**6, pace_ns=0
+    ) -> None:
         self.rng = random.Random(seed)
         self.config = Config(
             group=0,
@@ -180,6 +182,7 @@ class World:
             park_ns=park_ns,
             prefix_cache=prefix,
             eos_token_ids=(EOS,),
+            pace_ns=pace_ns,
         )
         self.scheduler = Scheduler(self.config)
         slab: dict[tuple[int, int], tuple[int, int]] = {}
@@ -256,6 +259,9 @@ class World:
         moves = [(move, plane) for plane in self.ranks for move in (self.release, self.run)]
         self.rng.shuffle(moves)
         moved = any(move(plane) for move, plane in moves)
+        held = self.scheduler.state.held_until
+        if not moved and held is not None:
+            self.now, moved = max(self.now, held - 1), True
         self.settle()
         return moved
 

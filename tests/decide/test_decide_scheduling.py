@@ -1,6 +1,7 @@
 """The scheduler against ranks that remember every KV slot: whatever happens, each stream gets exactly its own tokens."""
 
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given, settings
@@ -37,11 +38,12 @@ PLANES = st.sampled_from([(Plane.PREFILL, Plane.DECODE), (Plane.MIXED,)])
     peers=st.booleans(),
     prefix=st.booleans(),
     park_ns=st.sampled_from([0, 5, 10**6]),
+    pace_ns=st.sampled_from([0, 0, 7, 40]),
 )
 def test_every_stream_gets_exactly_its_own_tokens_and_every_page_comes_back(
-    seed, planes, pages, slots, peers, prefix, park_ns
+    seed, planes, pages, slots, peers, prefix, park_ns, pace_ns
 ):
-    world = World(seed, planes, pages, slots, peers=peers, prefix=prefix, park_ns=park_ns)
+    world = World(seed, planes, pages, slots, peers=peers, prefix=prefix, park_ns=park_ns, pace_ns=pace_ns)
     rng = world.rng
     common = [rng.randrange(VOCAB) for _ in range(12)]
     cancelled = set()
@@ -166,6 +168,36 @@ def test_clients_that_do_not_read_keep_their_place_from_nobody(planes, pages, sl
     for number in range(2):
         assert world.got[f"slow{number}"] == stream(world.submits[f"slow{number}"])[0]
     assert world.scheduler.state.pages.free == world.scheduler.state.pages.usable
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_decode_keeps_its_pace_while_prompts_are_read_and_no_longer(peers):
+    world = scripted(pages=140, pace_ns=12)
+    world.peers = peers
+    state, decode = world.scheduler.state, world.scheduler.state.pipelines[Plane.DECODE]
+
+    def gaps(going):
+        """Times between decode steps with work, while ``going`` says so."""
+        begun = [decode.worked_ns]
+        while going():
+            world.step()
+            if state.held_until is not None:
+                assert world.scheduler.deadline() == state.held_until
+                assert decode.arrived is None, "peers wait for a step that is held, and do not run without it"
+            if decode.worked_ns != begun[-1]:
+                begun.append(decode.worked_ns)
+        return [later - earlier for earlier, later in itertools.pairwise(begun)]
+
+    ask(world, "row", [1, 2], 60)
+    assert max(gaps(lambda: len(world.got["row"]) < 12)[2:]) < 12
+    ask(world, "prompt", [7] * 400, 3)
+    world.settle()
+    held = gaps(lambda: state.prefilling)
+    assert len(held) > 1
+    assert min(held[1:]) > 11
+    assert max(gaps(lambda: len(world.got["row"]) < 50)[1:]) < 12
+    world.finish()
+    assert world.got["row"] == stream(world.submits["row"])[0]
 
 
 @pytest.mark.parametrize("end", ["cancel", "deadline", "gateway"])

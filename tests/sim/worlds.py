@@ -18,6 +18,7 @@ page_tokens = {page_tokens}
 max_model_len = {longest}
 [decode]
 slots = {slots}
+pace_ms = {pace_ms}
 [prefill]
 chunk_tokens = {chunk_tokens}
 [group]
@@ -52,6 +53,7 @@ def topology(**values):
         "age_s": 10.0,
         "policy": "prefix",
         "hold_ms": 0,
+        "pace_ms": 0,
         "gateways": 1,
     }
     return TEXT.format(**plain | values)
@@ -89,6 +91,7 @@ def drawn(seed, groups=None):
         age_s=random.choice([0.001, 10.0]),
         policy=random.choice(["prefix", "round_robin", "least_tokens"]),
         hold_ms=random.choice([0, 0, 3]),
+        pace_ms=random.choice([0, 0, 2, 30]),
         gateways=random.choice([1, 2]),
         requests=random.choice([5, 30, 60]),
         max_prompt=random.randrange(1, longest),
