@@ -23,6 +23,9 @@ MAX_JOINS: Final = 512
 MAX_MASK_BYTES: Final = 16 << 20
 """Masks of one kind (prompts, rows, rows that join) in a step: they share a frame, which has a bound; the others wait for the next."""
 
+PRESSED_CHUNKS: Final = 4
+"""Full chunks of prompts that wait, from which decode keeps its whole pace."""
+
 MIN_CHUNK: Final = 16
 """Prompt tokens that a mixed step offers at least, however many rows decode beside them."""
 
@@ -49,14 +52,17 @@ def plan(state: GroupState, plane: Plane, now_ns: int) -> Step | None:
 
 
 def pace(state: GroupState, now_ns: int) -> int | None:
-    """Until when decode leaves the cards to the prompts that are being computed, or None: its next step may begin.
+    """Until when decode leaves the cards to the prompts that wait for them, or None: its next step may begin.
 
-    Such a step costs prompts much and its rows little: few steps with many rows take less of the cards than many with few.
+    The more prompt tokens wait, the longer, up to ``pace_ns`` after the step before. Rows then gather for fewer and fuller steps, which take less
+    of the cards than many with few; where hardly anything waits, nothing is held.
     """
-    pipeline = state.pipelines.get(Plane.DECODE)
-    if pipeline is None or not pipeline.open or not state.prefilling or not (state.rows or state.ready):
+    config, pipeline = state.config, state.pipelines.get(Plane.DECODE)
+    if not config.pace_ns or pipeline is None or not pipeline.open or not (state.rows or state.ready):
         return None
-    until = pipeline.worked_ns + state.config.pace_ns
+    waiting = sum(sequence.target - sequence.planned for sequence in prefilling(state))
+    pressed = min(waiting / (PRESSED_CHUNKS * config.chunk_tokens), 1.0)
+    until = pipeline.worked_ns + int(config.pace_ns * pressed)
     return until if now_ns < until else None
 
 

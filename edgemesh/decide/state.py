@@ -27,8 +27,8 @@ class Config:
     ``pages`` counts scratch page 0; ``slots`` bounds admitted requests and decode rows; ``chunk_tokens`` one step's prompt
     tokens; ``reserve_tokens`` is what each running row may still grow by before anyone new is admitted. A request whose
     client does not read keeps its pages from those that wait for ``park_ns``, and ends after ``pause_ns``. What a grammar allows
-    must be worked out in ``grammar_ns``; it may end with one of ``eos_token_ids``. While prompts are computed beside it, a decode
-    step begins ``pace_ns`` after the one before at the earliest.
+    must be worked out in ``grammar_ns``; it may end with one of ``eos_token_ids``. While prompts wait for the cards, a decode
+    step begins up to ``pace_ns`` after the one before.
     """
 
     group: int

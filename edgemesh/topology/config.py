@@ -202,7 +202,7 @@ class Decode(Section, frozen=True):
         Meta(
             ge=0,
             le=1000,
-            description="Least time from one decode step to the next while prompts are read beside them (split).",
+            description="Time from one decode step to the next while many prompts wait beside them (split): prompts get the rest.",
         ),
     ] = 0
 
