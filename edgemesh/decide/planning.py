@@ -54,15 +54,20 @@ def plan(state: GroupState, plane: Plane, now_ns: int) -> Step | None:
 def pace(state: GroupState, now_ns: int) -> int | None:
     """Until when decode leaves the cards to the prompts that wait for them, or None: its next step may begin.
 
-    The more prompt tokens wait, the longer, up to ``pace_ns`` after the step before. Rows then gather for fewer and fuller steps, which take less
-    of the cards than many with few; where hardly anything waits, nothing is held.
+    The more prompt tokens wait, the longer, up to ``pace_ns`` from one step's end to the next one's, if that takes as long as steps took
+    of late. Rows then gather for fewer and fuller steps, which take less of the cards than many with few; where hardly anything waits,
+    nothing is held.
     """
     config, pipeline = state.config, state.pipelines.get(Plane.DECODE)
     if not config.pace_ns or pipeline is None or not pipeline.open or not (state.rows or state.ready):
         return None
     waiting = sum(sequence.target - sequence.planned for sequence in prefilling(state))
     pressed = min(waiting / (PRESSED_CHUNKS * config.chunk_tokens), 1.0)
-    until = pipeline.worked_ns + int(config.pace_ns * pressed)
+    target = int(config.pace_ns * pressed)
+    if target <= pipeline.typical_ns:
+        return None
+    working = any(step.shape.tokens for step in pipeline.flying)
+    until = pipeline.worked_ns + target if working else pipeline.done_ns + target - pipeline.typical_ns
     return until if now_ns < until else None
 
 

@@ -138,8 +138,7 @@ class Scheduler:
         """A step's result is in."""
         state = self.state
         state.now_ns = now_ns
-        idle = isinstance(done, IdleDone)
-        step: Step = state.pipelines[done.plane].acknowledge(done.tick, idle=idle)
+        step: Step = state.pipelines[done.plane].acknowledge(done, now_ns)
         state.effects.note(
             "tick.done",
             plane=done.plane.value,

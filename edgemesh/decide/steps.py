@@ -7,10 +7,11 @@ tick was released as idle (the barrier had decided before the arrival came) keep
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from edgemesh.decide.request import Sequence
 from edgemesh.wire.ids import Plane
-from edgemesh.wire.messages import Arrive, Decode, IdlePlan, Plan, Prefill, Release, Scoring, Shape
+from edgemesh.wire.messages import Arrive, Decode, Done, IdleDone, IdlePlan, Plan, Prefill, Release, Scoring, Shape
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +50,9 @@ class Step:
 
 IDLE = Shape()
 
+_OF_LATE: Final = 8
+"""Steps over which their usual duration is followed."""
+
 
 class OutOfStepError(RuntimeError):
     """A release or result that does not follow the one before it."""
@@ -58,7 +62,7 @@ class OutOfStepError(RuntimeError):
 class Pipeline:
     """One plane's ticks in one group; ``member`` is the group's place in its coupled set.
 
-    ``worked_ns`` is when the last step with work was released.
+    ``worked_ns`` is when the last step with work was released, ``done_ns`` when the last one that is over was done; of late one took ``typical_ns``.
     """
 
     group: int
@@ -73,6 +77,8 @@ class Pipeline:
     flying: deque[Step] = field(default_factory=deque)
     since_ns: int = 0
     worked_ns: int = 0
+    done_ns: int = 0
+    typical_ns: int = 0
 
     @property
     def open(self) -> bool:
@@ -120,14 +126,18 @@ class Pipeline:
         head = (self.group, self.plane, self.epoch, step.tick, release.verdict)
         return Plan(*head, step.prefill, step.decode) if tokens else IdlePlan(*head)
 
-    def acknowledge(self, tick: int, *, idle: bool) -> Step:
+    def acknowledge(self, done: Done | IdleDone, now_ns: int) -> Step:
         """The step that this result belongs to."""
+        tick, idle = done.tick, isinstance(done, IdleDone)
         if not self.flying or self.flying[0].tick != tick or idle == bool(self.flying[0].shape.tokens):
             waiting = self.flying[0].tick if self.flying else "none"
             message = (
                 f"{'idle' if idle else 'real'} result of {self.plane} tick {tick}, but the next to come is {waiting}"
             )
             raise OutOfStepError(message)
+        if not idle:
+            self.done_ns = now_ns
+            self.typical_ns += (done.step_ns - self.typical_ns) // _OF_LATE if self.typical_ns else done.step_ns
         return self.flying.popleft()
 
     def outstanding(self) -> Step | None:

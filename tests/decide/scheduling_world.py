@@ -86,6 +86,7 @@ class Ranks:
         self.wanted: dict[int, str] = {}
         self.submits: dict[str, Submit] = {}
         self.tick = -1
+        self.step_ns = 0
 
     def write(self, pages, position: int, token: int) -> None:
         page = pages[position // PAGE]
@@ -113,7 +114,8 @@ class Ranks:
         firsts = self.prefill(plan.prefill) if plan.prefill else ()
         scored = tuple(self.score(chunk) for chunk in plan.prefill.chunks if chunk.scoring) if plan.prefill else ()
         slots, tokens = self.decode(plan.decode) if plan.decode else ((), ())
-        return Done(plan.group, plan.plane, plan.epoch, plan.tick, slots, tokens, firsts, prompt_logprobs=scored)
+        head = (plan.group, plan.plane, plan.epoch, plan.tick)
+        return Done(*head, slots, tokens, firsts, prompt_logprobs=scored, step_ns=self.step_ns)
 
     def score(self, chunk) -> PromptLogprobs:
         wanted, rows = chunk.scoring, []

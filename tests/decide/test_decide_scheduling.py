@@ -209,6 +209,19 @@ def test_decode_keeps_its_pace_while_prompts_are_read_and_no_longer(peers):
     assert world.got["row"] == stream(world.submits["row"])[0]
 
 
+def test_steps_that_take_as_long_as_the_pace_follow_each_other_at_once():
+    world = scripted(pages=140, pace_ns=12)
+    world.ranks[Plane.DECODE].step_ns = 12
+    ask(world, "row", [1, 2], 60)
+    while len(world.got["row"]) < 3:
+        world.step()
+    ask(world, "prompt", [7] * 500, 3)
+    while len(world.got["row"]) < 20:
+        world.step()
+        assert world.scheduler.state.held_until is None
+    assert world.scheduler.state.prefilling, "prompts wait all the while"
+
+
 @pytest.mark.parametrize("end", ["cancel", "deadline", "gateway"])
 def test_a_parked_request_ends_as_any_other(end):
     world = scripted(slots=1, park_ns=5)
