@@ -132,6 +132,7 @@ class Scheduler:
             requests=[run.sequence.submit.request for run in step.chunks],
             idle=not step.shape.tokens,
             hold=release.verdict.hold,
+            paced_ns=pipeline.paced_ns,
         )
 
     def done(self, done: Done | IdleDone, now_ns: int) -> None:
@@ -160,9 +161,12 @@ class Scheduler:
         self.state.held_until = pace(self.state, now_ns)
         for plane, pipeline in self.state.pipelines.items():
             if plane is Plane.DECODE and self.state.held_until is not None:
+                pipeline.held_ns = pipeline.held_ns or now_ns
                 continue
             if pipeline.open:
                 pipeline.committed = plan(self.state, plane, now_ns)
+                pipeline.paced_ns = now_ns - pipeline.held_ns if pipeline.held_ns else 0
+                pipeline.held_ns = 0
             arrive = pipeline.arrive(now_ns)
             if arrive is not None:
                 self.state.effects.arrivals.append(arrive)

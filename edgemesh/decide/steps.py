@@ -63,6 +63,7 @@ class Pipeline:
     """One plane's ticks in one group; ``member`` is the group's place in its coupled set.
 
     ``worked_ns`` is when the last step with work was released, ``done_ns`` when the last one that is over was done; of late one took ``typical_ns``.
+    The next step is held since ``held_ns`` (0: it is not), the committed one was for ``paced_ns``.
     """
 
     group: int
@@ -79,6 +80,8 @@ class Pipeline:
     worked_ns: int = 0
     done_ns: int = 0
     typical_ns: int = 0
+    held_ns: int = 0
+    paced_ns: int = 0
 
     @property
     def open(self) -> bool:

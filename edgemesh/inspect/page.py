@@ -32,6 +32,7 @@ _COLOURS: Final[dict[Category, str]] = {
     Category.PREFILL: "#aa4499",
     Category.SLOT: "#e6c229",
     Category.DECODE_WAIT: "#e6c229",
+    Category.PACE: "#e6c229",
     Category.DECODE_BARRIER: "#d55e00",
     Category.DECODE: "#009e73",
     Category.PREEMPTED: "#cc3311",

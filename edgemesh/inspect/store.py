@@ -45,6 +45,7 @@ COLUMNS: Final[dict[str, str]] = {
     "last": "VARCHAR",
     "step_ns": "BIGINT",
     "wait_ns": "BIGINT",
+    "paced_ns": "BIGINT",
     "collective_ns": "BIGINT",
     "ns": "BIGINT",
     "prompt_tokens": "BIGINT",
@@ -94,6 +95,7 @@ SELECT run, "group", epoch, plane, tick,
     coalesce(bool_and(idle) FILTER (event = 'tick.plan'), false) AS idle,
     coalesce(any_value(hold) FILTER (event = 'tick.plan' AND hold NOT IN ('false', '0')), '') AS hold,
     coalesce(any_value(requests) FILTER (event = 'tick.plan'), []) AS requests,
+    coalesce(max(paced_ns) FILTER (event = 'tick.plan'), 0) AS paced_ns,
     max(step_ns) FILTER (event = 'tick.done') AS step_ns,
     max(wait_ns) FILTER (event = 'tick.done') AS wait_ns
 FROM events

@@ -34,6 +34,7 @@ STYLES: Final[dict[Category, str]] = {
     Category.PREFILL: "magenta",
     Category.SLOT: "yellow",
     Category.DECODE_WAIT: "yellow",
+    Category.PACE: "yellow",
     Category.DECODE_BARRIER: "red",
     Category.DECODE: "green",
     Category.PREEMPTED: "bright_red",

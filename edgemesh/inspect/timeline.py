@@ -231,9 +231,9 @@ def _spans(phases: Iterable[Span], mine: Sequence[Tick], rows: Sequence[Tick], *
 
 
 def _overlay(phase: Span, ticks: Sequence[Tick], waiting: Category, barrier: Category) -> Iterator[Span]:
-    """Split a phase by its ticks: what runs counts before what is held, that before the barrier, that before waiting."""
-    order = (phase.category, Category.HOLD, barrier)
-    active = [0, 0, 0]
+    """Split a phase by its ticks: what runs counts before what is held, that before the barrier, that before a pace, that before waiting."""
+    order = (phase.category, Category.HOLD, barrier, Category.PACE)
+    active = [0, 0, 0, 0]
     category, since = waiting, phase.start
     for at, changes in itertools.groupby(_changes(phase, ticks), key=_first):
         for _, place, by in changes:
@@ -248,12 +248,15 @@ def _overlay(phase: Span, ticks: Sequence[Tick], waiting: Category, barrier: Cat
 
 
 def _changes(phase: Span, ticks: Sequence[Tick]) -> list[tuple[int, int, int]]:
-    """(when, which, +1 or -1) in order: ticks of the phase that begin or end to run (0), be held (1), await the barrier (2)."""
+    """(when, which, +1 or -1) in order: ticks of the phase that begin or end to run (0), be held (1), await the barrier (2), be paced (3)."""
     changes = []
     for tick in ticks:
         covers = [(0, tick.plan, tick.done)] if tick.plan is not None else []
         if tick.arrive is not None:
             covers.append((1 if tick.hold else 2, tick.arrive, tick.plan))
+        planned = tick.plan if tick.arrive is None else tick.arrive
+        if tick.paced_ns and planned is not None:
+            covers.append((3, planned - tick.paced_ns, planned))
         for place, start, end in covers:
             begin = max(start, phase.start)
             stop = phase.end if end is None else min(end, phase.end)

@@ -77,11 +77,12 @@ def served(draw):
     happened: list[Event] = []
     stepped: list[Tick] = []
 
-    def spend(category: Category, most: int = 50) -> None:
+    def spend(category: Category, most: int = 50) -> int:
         nonlocal now
         ns = draw(st.integers(0, most))
         truth[category] += ns
         now += ns
+        return ns
 
     def say(actor: str, event: str, **fields) -> None:
         group = 1 if actor == "group-1" else None
@@ -89,6 +90,7 @@ def served(draw):
 
     def step(plane: str, tick: int, waiting: Category, barrier: Category, running: Category, requests=()) -> None:
         spend(waiting)
+        paced = spend(Category.PACE, 50 if plane == "decode" else 0)
         arrive = now
         held = draw(st.booleans()) and plane == "prefill"
         spend(Category.HOLD if held else barrier)
@@ -98,7 +100,8 @@ def served(draw):
         if idle_one and plane == "decode":
             stepped.append(Tick(1, "decode", tick + 1000, arrive=arrive, plan=plan, done=now, idle=True))
         hold = "together" if held else ""
-        stepped.append(Tick(1, plane, tick, arrive=arrive, plan=plan, done=now, hold=hold, requests=requests))
+        times = {"arrive": arrive, "plan": plan, "done": now, "paced_ns": paced}
+        stepped.append(Tick(1, plane, tick, **times, hold=hold, requests=requests))
 
     say("gateway-0", "request.received")
     spend(Category.TOKENISE)
