@@ -3,7 +3,7 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,13 +119,14 @@ def _not_a_table(section: str, value: object) -> str:
 
 
 def _unknown(name: str, where: str, known: list[str], what: str) -> str:
-    """Name the nearest known key: of the same section if one is near, else of any."""
-    section = name.rpartition(".")[0]
-    own = [each for each in known if each.startswith(f"{section}.")] if section else known
-    last = {each.rpartition(".")[2]: each for each in reversed(known)}
+    """Name the nearest known key: that of another section if it has this very name, else of the same one if one is near, else of any."""
+    section, _, key = name.rpartition(".")
+    every = _by_key(known)
+    own = _by_key(each for each in known if each.startswith(f"{section}.")) if section else every
     near = (
-        difflib.get_close_matches(name, own, n=1)
-        or [last[each] for each in difflib.get_close_matches(name.rpartition(".")[2], list(last), n=1)]
+        ([every[key]] if key in every else [])
+        or [own[each] for each in difflib.get_close_matches(key, list(own), n=1)]
+        or [every[each] for each in difflib.get_close_matches(key, list(every), n=1)]
         or difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     )
     prefix = f"{where}: " if where else ""
@@ -180,3 +181,11 @@ def _show(value: object) -> str:
     """A value as TOML would show it, shortened."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _by_key(names: Iterable[str]) -> dict[str, str]:
+    """``mesh.tp`` by ``tp``: of equal keys the first one's section."""
+    found: dict[str, str] = {}
+    for name in names:
+        found.setdefault(name.rpartition(".")[2], name)
+    return found

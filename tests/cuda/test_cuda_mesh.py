@@ -17,6 +17,7 @@ from edgemesh.runtime.mps import CONTROL
 WAYS = {
     "split": {"mesh__split": True},
     "shares": {"mesh__split": True, "prefill__sm_percent": 60, "decode__sm_percent": 100},
+    "pace": {"mesh__split": True, "prefill__chunk_tokens": 64, "decode__pace_ms": 40},
     "turns": {"mesh__split": True, "engine__mps": "off"},
     "unified": {"mesh__split": False},
 }
@@ -39,7 +40,7 @@ def test_a_mesh_serves_from_a_card_and_leaves_nothing(model, tmp_path, way):
     mesh = Mesh(tmp_path, model, **WAYS[way])
     try:
         daemon = any(name.startswith("nvidia-cuda-mps") for name in names(mesh))
-        assert daemon == (way in {"split", "shares"} and shutil.which(CONTROL) is not None)
+        assert daemon == (way in {"split", "shares", "pace"} and shutil.which(CONTROL) is not None)
         prompts = [[1 + (7 * seed + at) % 990 for at in range(40 + 60 * seed)] for seed in range(12)]
         alone = mesh.complete(prompts[3], 24)
         assert mesh.complete(prompts[3], 24) == alone

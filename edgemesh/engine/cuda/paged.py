@@ -41,6 +41,33 @@ def _weighed(
 
 
 @kernel()
+def _nothing(rows: tl.constexpr, columns: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """An online softmax over nothing yet: (best, total, mixed)."""
+    best = tl.full([rows], float("-inf"), tl.float32)
+    return best, tl.zeros([rows], tl.float32), tl.zeros([rows, columns], tl.float32)
+
+
+@kernel()
+def _places(
+    page: tl.tensor,
+    offset: tl.tensor,
+    end: tl.tensor,
+    kv_heads: tl.tensor,
+    kv_head: tl.tensor,
+    page_tokens: tl.constexpr,
+    head_dim: tl.constexpr,
+    columns: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Where the keys and values of positions of one page lie, and what of that is before the ``end`` of its context.
+
+    What lies after it may be no number: a weight of nothing would not hide it.
+    """
+    at = tl.arange(0, columns)[None, :]
+    place = (page.to(tl.int64) * page_tokens + offset % page_tokens)[:, None] * kv_heads + kv_head
+    return place * head_dim + at, (offset < end)[:, None] & (at < head_dim)
+
+
+@kernel()
 def _attend_rows(
     q: tl.tensor,
     keys: tl.tensor,
@@ -76,9 +103,7 @@ def _attend_rows(
         mask=(group < ratio) & (at < head_dim),
         other=0.0,
     )
-    best = tl.full([queries], float("-inf"), tl.float32)
-    total = tl.zeros([queries], tl.float32)
-    mixed = tl.zeros([queries, columns], tl.float32)
+    best, total, mixed = _nothing(queries, columns)
     for start in range(begin, end, width):
         offset = start + tl.arange(0, width)
         page = tl.load(table + row * table_stride + start // page_tokens).to(tl.int64)
@@ -120,6 +145,37 @@ def _merge(
 
 
 @kernel()
+def _part(starts: tl.tensor, number: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Where a part begins by running sums of counts, and its count."""
+    first = tl.load(starts + number)
+    return first, tl.load(starts + number + 1) - first
+
+
+@kernel()
+def _block(
+    slab: tl.tensor,
+    blocks: tl.tensor,
+    place: tl.tensor,
+    kv_heads: tl.tensor,
+    kv_head: tl.tensor,
+    head_dim: tl.constexpr,
+    columns: tl.constexpr,
+    width: tl.constexpr,
+    described: tl.constexpr,
+) -> tl.tensor:
+    """``width`` tokens of one head's keys or values, from a ``place`` of the slab on.
+
+    ``described``: they come by the descriptor ``blocks``, through the card's copy engine.
+    """
+    if described:
+        return blocks.load([place, kv_head * head_dim])
+    else:  # noqa: RET505 - Triton takes no return out of the middle
+        at = tl.arange(0, columns)[None, :]
+        source = ((place + tl.arange(0, width)).to(tl.int64)[:, None] * kv_heads + kv_head) * head_dim + at
+        return tl.load(slab + source, mask=at < head_dim, other=0.0)
+
+
+@kernel()
 def _attend_prompts(
     q: tl.tensor,
     keys: tl.tensor,
@@ -142,15 +198,11 @@ def _attend_prompts(
     stages: tl.constexpr,
     described: tl.constexpr,
 ) -> None:
-    """A block of one span's rows in one query head, first over the keys that all of them see, then over the rest.
-
-    ``described``: whole blocks of keys and values come by their descriptors, through the card's copy engine.
-    """
+    """A block of one span's rows in one query head: first over the keys that all of them see, in whole blocks, then over the rest."""
     span = tl.program_id(2)
     head = tl.program_id(1)
-    first = tl.load(starts + span).to(tl.int64)
-    count = tl.load(starts + span + 1) - tl.load(starts + span)
-    context = tl.load(context_starts + span + 1) - tl.load(context_starts + span)
+    first, count = _part(starts, span)
+    _, context = _part(context_starts, span)
     blocks = tl.cdiv(count, rows)
     if tl.program_id(0) >= blocks:
         return
@@ -159,36 +211,25 @@ def _attend_prompts(
     row = top + tl.arange(0, rows)
     at = tl.arange(0, columns)[None, :]
     kv_head = head // ratio
-    there = ((first + row)[:, None] * (kv_heads * ratio) + head) * head_dim + at
+    there = ((first.to(tl.int64) + row)[:, None] * (kv_heads * ratio) + head) * head_dim + at
     inside = (row < count)[:, None] & (at < head_dim)
     query = tl.load(q + there, mask=inside, other=0.0)
     position = context - count + row
-    best = tl.full([rows], float("-inf"), tl.float32)
-    total = tl.zeros([rows], tl.float32)
-    mixed = tl.zeros([rows, columns], tl.float32)
+    best, total, mixed = _nothing(rows, columns)
     seen = context - count + top + 1
     shared = seen // width * width
     pages = table + span * table_stride
     for start in tl.range(0, shared, width, num_stages=stages):
         place = tl.load(pages + start // page_tokens) * page_tokens + start % page_tokens
-        source = ((place + tl.arange(0, width)).to(tl.int64)[:, None] * kv_heads + kv_head) * head_dim + at
-        if described:
-            key = key_blocks.load([place, kv_head * head_dim])
-        else:
-            key = tl.load(keys + source, mask=at < head_dim, other=0.0)
+        key = _block(keys, key_blocks, place, kv_heads, kv_head, head_dim, columns, width, described)
         weight, fade, best, total = _weighed(tl.dot(query, tl.trans(key)), best, total, scale)
-        if described:
-            value = value_blocks.load([place, kv_head * head_dim])
-        else:
-            value = tl.load(values + source, mask=at < head_dim, other=0.0)
+        value = _block(values, value_blocks, place, kv_heads, kv_head, head_dim, columns, width, described)
         mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None])
     end = tl.minimum(context, seen - 1 + rows)
     for start in tl.range(shared, end, width, num_stages=1):
         offset = start + tl.arange(0, width)
-        page = tl.load(pages + start // page_tokens).to(tl.int64)
-        source = ((page * page_tokens + offset % page_tokens)[:, None] * kv_heads + kv_head) * head_dim + at
-        # What lies after the context may be no number: a weight of nothing would not hide it.
-        here = (offset < end)[:, None] & (at < head_dim)
+        page = tl.load(pages + start // page_tokens)
+        source, here = _places(page, offset, end, kv_heads, kv_head, page_tokens, head_dim, columns)
         key = tl.load(keys + source, mask=here, other=0.0)
         score = tl.where(offset[None, :] <= position[:, None], tl.dot(query, tl.trans(key)), float("-inf"))
         weight, fade, best, total = _weighed(score, best, total, scale)
