@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import os
 
 from hypothesis import HealthCheck, settings
@@ -14,3 +15,10 @@ settings.register_profile(
 )
 settings.register_profile("search", settings.get_profile("steady"), derandomize=False)
 settings.load_profile("steady")
+
+
+def pytest_collection_finish(session):
+    """What is loaded by now stays: no collection of garbage needs to walk through all of it again."""
+    del session
+    gc.collect()
+    gc.freeze()

@@ -52,16 +52,18 @@ def plan(state: GroupState, plane: Plane, now_ns: int) -> Step | None:
 
 
 def pace(state: GroupState, now_ns: int) -> int | None:
-    """Until when decode leaves the cards to the prompts that wait for them, or None: its next step may begin.
+    """Until when decode leaves the cards to prompts that wait for them (a time of the group's clock), or None: its next step may begin.
 
     The more prompt tokens wait, the longer, up to ``pace_ns`` from one step's end to the next one's, if that takes as long as steps took
     of late. Rows then gather for fewer and fuller steps, which take less of the cards than many with few; where hardly anything waits,
-    nothing is held.
+    nothing is held. A group that holds its step does not arrive for its tick: peers of its coupled set wait, and decode beside it.
     """
     config, pipeline = state.config, state.pipelines.get(Plane.DECODE)
-    if not config.pace_ns or pipeline is None or not pipeline.open or not (state.rows or state.ready):
+    if not config.pace_ns or pipeline is None or not pipeline.open:
         return None
-    waiting = sum(sequence.target - sequence.planned for sequence in prefilling(state))
+    if not any(map(_may_run, (*state.rows.values(), *state.ready))):
+        return None
+    waiting = sum(_computable(state, sequence) for sequence in prefilling(state))
     pressed = min(waiting / (PRESSED_CHUNKS * config.chunk_tokens), 1.0)
     target = int(config.pace_ns * pressed)
     if target <= pipeline.typical_ns:
@@ -69,6 +71,17 @@ def pace(state: GroupState, now_ns: int) -> int | None:
     working = any(step.shape.tokens for step in pipeline.flying)
     until = pipeline.worked_ns + target if working else pipeline.done_ns + target - pipeline.typical_ns
     return until if now_ns < until else None
+
+
+def _may_run(sequence: Sequence) -> bool:
+    """Whether a decode step could draw for this row."""
+    return sequence.drawable and sequence.out + sequence.flying < sequence.credit
+
+
+def _computable(state: GroupState, sequence: Sequence) -> int:
+    """Prompt tokens that prefill steps could compute: the last chunk under a grammar waits for the grammar's word."""
+    left = sequence.target - sequence.planned
+    return left if sequence.drawable or sequence.prompt_only or left > state.config.chunk_tokens else 0
 
 
 def _prefill(state: GroupState, step: Step, budget: int, now_ns: int) -> int:

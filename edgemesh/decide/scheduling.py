@@ -13,7 +13,7 @@ from edgemesh.decide.planning import pace, plan
 from edgemesh.decide.request import Sequence
 from edgemesh.decide.results import apply
 from edgemesh.decide.state import MAX_TOMBSTONES, Config, Effects, GroupState
-from edgemesh.decide.steps import Step
+from edgemesh.decide.steps import Pipeline, Step
 from edgemesh.wire.ids import Plane
 from edgemesh.wire.messages import Accepted, Cancel, Credit, Done, IdleDone, LoadReport, Place, Release
 
@@ -132,7 +132,7 @@ class Scheduler:
             requests=[run.sequence.submit.request for run in step.chunks],
             idle=not step.shape.tokens,
             hold=release.verdict.hold,
-            paced_ns=pipeline.paced_ns,
+            **({"paced_ns": step.paced_ns, "since_ns": now_ns - step.made_ns} if step.paced_ns else {}),
         )
 
     def done(self, done: Done | IdleDone, now_ns: int) -> None:
@@ -158,18 +158,26 @@ class Scheduler:
             make_way(self.state, now_ns)
         if self.state.asking:
             expire(self.state, now_ns)
-        self.state.held_until = pace(self.state, now_ns)
         for plane, pipeline in self.state.pipelines.items():
-            if plane is Plane.DECODE and self.state.held_until is not None:
-                pipeline.held_ns = pipeline.held_ns or now_ns
+            if plane is Plane.DECODE and self._held(pipeline, now_ns):
                 continue
             if pipeline.open:
                 pipeline.committed = plan(self.state, plane, now_ns)
-                pipeline.paced_ns = now_ns - pipeline.held_ns if pipeline.held_ns else 0
-                pipeline.held_ns = 0
+                if pipeline.committed is not None:
+                    pipeline.committed.made_ns = now_ns
+                    pipeline.committed.paced_ns = now_ns - (pipeline.held_since_ns or now_ns)
+                pipeline.held_since_ns = 0
             arrive = pipeline.arrive(now_ns)
             if arrive is not None:
                 self.state.effects.arrivals.append(arrive)
+
+    def _held(self, pipeline: Pipeline, now_ns: int) -> bool:
+        """Whether decode leaves the cards to prompts; these were planned before it."""
+        self.state.held_until_ns = pace(self.state, now_ns)
+        if self.state.held_until_ns is None:
+            return False
+        pipeline.held_since_ns = pipeline.held_since_ns or now_ns
+        return True
 
     def _expire(self, now_ns: int) -> None:
         for sequence in list(self.state.paused):
@@ -190,7 +198,7 @@ class Scheduler:
         ends = [each.paused_ns + self.config.pause_ns for each in self.state.paused]
         parks = [each.paused_ns + self.config.park_ns for each in parkable(self.state)] if ends else []
         answered = due(self.state)
-        turns = [each for each in (answered, self.state.held_until) if each is not None]
+        turns = [each for each in (answered, self.state.held_until_ns) if each is not None]
         return min([*ends, *parks, *turns], default=None)
 
     @property

@@ -28,7 +28,7 @@ class Config:
     tokens; ``reserve_tokens`` is what each running row may still grow by before anyone new is admitted. A request whose
     client does not read keeps its pages from those that wait for ``park_ns``, and ends after ``pause_ns``. What a grammar allows
     must be worked out in ``grammar_ns``; it may end with one of ``eos_token_ids``. While prompts wait for the cards, a decode
-    step begins up to ``pace_ns`` after the one before.
+    step ends up to ``pace_ns`` after the one before (0: nothing is held).
     """
 
     group: int
@@ -94,7 +94,7 @@ class GroupState:
 
     ``live`` are all requests not ended, ``admitted`` those that hold pages (oldest first), ``prefilling`` those of them whose
     prompt is being computed, ``ready`` those that wait to join the batch, ``rows`` the batch by slot, ``paused`` those whose client must read first: a preempted one of them stays out
-    of the queue until then. ``held_until`` is when decode goes on that leaves the cards to prompts. ``asking`` are those whose grammar is being asked about, and since when, the longest first. ``wasted`` pages belong to no one until the steps that name them are done.
+    of the queue until then. ``held_until_ns`` is when decode goes on that leaves the cards to prompts. ``asking`` are those whose grammar is being asked about, and since when, the longest first. ``wasted`` pages belong to no one until the steps that name them are done.
     """
 
     def __init__(self, config: Config) -> None:
@@ -122,7 +122,7 @@ class GroupState:
         self.draining = False
         self.blocked: Blocked | None = None
         self.now_ns = 0
-        self.held_until: int | None = None
+        self.held_until_ns: int | None = None
         self.effects = Effects()
 
     def pages_for(self, tokens: int) -> int:

@@ -36,7 +36,7 @@ class Waste:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A committed plan and what it owes on its result."""
+    """A committed plan and what it owes on its result; it was made at ``made_ns``, after decode had been held for ``paced_ns``."""
 
     shape: Shape
     prefill: Prefill | None = None
@@ -46,6 +46,8 @@ class Step:
     waste: list[Waste] = field(default_factory=list)
     tick: int = -1
     sent_ns: int = 0
+    made_ns: int = 0
+    paced_ns: int = 0
 
 
 IDLE = Shape()
@@ -63,7 +65,7 @@ class Pipeline:
     """One plane's ticks in one group; ``member`` is the group's place in its coupled set.
 
     ``worked_ns`` is when the last step with work was released, ``done_ns`` when the last one that is over was done; of late one took ``typical_ns``.
-    The next step is held since ``held_ns`` (0: it is not), the committed one was for ``paced_ns``.
+    The next step is held since ``held_since_ns`` (0: it is not).
     """
 
     group: int
@@ -80,8 +82,7 @@ class Pipeline:
     worked_ns: int = 0
     done_ns: int = 0
     typical_ns: int = 0
-    held_ns: int = 0
-    paced_ns: int = 0
+    held_since_ns: int = 0
 
     @property
     def open(self) -> bool:

@@ -45,7 +45,7 @@ class Category(enum.StrEnum):
     """In the batch, no step planned: the group is busy with results, or the client's credit is used up."""
 
     PACE = "decode pace"
-    """In the batch, whose next step left the cards to prompts that wait (``decode.pace_ms``)."""
+    """In the batch, whose next step left the cards to prompts that wait (``decode.pace_ms``); before it is in, that is part of ``decode slot``."""
 
     DECODE_BARRIER = "decode barrier"
     """A decode step is planned, another group has not arrived at the tick."""
@@ -98,7 +98,7 @@ class Tick(msgspec.Struct, frozen=True):
     """One tick as one group lived it: arrived at the barrier, released and planned, done; None where not (yet) seen.
 
     ``previous`` is when the plane's tick before was done: up to then this one, planned ahead, waited for no one.
-    ``step_ns`` is the leading rank's own measure of the step; its plan was held for ``paced_ns`` before it was made.
+    ``step_ns`` is the leading rank's own measure of the step; its plan was held for ``paced_ns`` until it was ``made``.
     """
 
     group: int
@@ -117,6 +117,7 @@ class Tick(msgspec.Struct, frozen=True):
     previous: int | None = None
     step_ns: int | None = None
     paced_ns: int = 0
+    made: int | None = None
     run: int = 1
     steps: tuple[Step, ...] = ()
 

@@ -46,7 +46,7 @@ ORDER BY at_ns, seq
 
 _TICKS: Final = """
 SELECT t."group", t.plane, t.tick, t.epoch, t.arrive, t.plan, t.done, t.tokens, t.sequences, t.idle, t.hold,
-    t.requests, r."last", t.previous, t.step_ns, t.paced_ns, t.run, s.steps
+    t.requests, r."last", t.previous, t.step_ns, t.paced_ns, t.made, t.run, s.steps
 FROM ticks t
 LEFT JOIN sets USING ("group")
 LEFT JOIN releases r ON r."set" = sets."set" AND r.run = t.run AND r.epoch = t.epoch AND r.plane = t.plane AND r.tick = t.tick
@@ -203,7 +203,7 @@ def ticks_between(trace: duckdb.DuckDBPyConnection, start: int, end: int) -> lis
 
 
 def _tick(row: Sequence[Any]) -> Tick:
-    *head, requests, last, previous, step_ns, paced_ns, run, steps = row
+    *head, requests, last, previous, step_ns, paced_ns, made, run, steps = row
     group, plane, tick, epoch, arrive, plan, done, tokens, sequences, idle, hold = head
     return Tick(
         group=group,
@@ -222,6 +222,7 @@ def _tick(row: Sequence[Any]) -> Tick:
         previous=previous,
         step_ns=step_ns,
         paced_ns=paced_ns,
+        made=made,
         run=run,
         steps=tuple(Step(**step) for step in steps or ()),
     )

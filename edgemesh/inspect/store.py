@@ -46,6 +46,7 @@ COLUMNS: Final[dict[str, str]] = {
     "step_ns": "BIGINT",
     "wait_ns": "BIGINT",
     "paced_ns": "BIGINT",
+    "since_ns": "BIGINT",
     "collective_ns": "BIGINT",
     "ns": "BIGINT",
     "prompt_tokens": "BIGINT",
@@ -96,6 +97,7 @@ SELECT run, "group", epoch, plane, tick,
     coalesce(any_value(hold) FILTER (event = 'tick.plan' AND hold NOT IN ('false', '0')), '') AS hold,
     coalesce(any_value(requests) FILTER (event = 'tick.plan'), []) AS requests,
     coalesce(max(paced_ns) FILTER (event = 'tick.plan'), 0) AS paced_ns,
+    min(at_ns) FILTER (event = 'tick.plan') - coalesce(max(since_ns) FILTER (event = 'tick.plan'), 0) AS made,
     max(step_ns) FILTER (event = 'tick.done') AS step_ns,
     max(wait_ns) FILTER (event = 'tick.done') AS wait_ns
 FROM events

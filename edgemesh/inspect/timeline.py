@@ -254,9 +254,8 @@ def _changes(phase: Span, ticks: Sequence[Tick]) -> list[tuple[int, int, int]]:
         covers = [(0, tick.plan, tick.done)] if tick.plan is not None else []
         if tick.arrive is not None:
             covers.append((1 if tick.hold else 2, tick.arrive, tick.plan))
-        planned = tick.plan if tick.arrive is None else tick.arrive
-        if tick.paced_ns and planned is not None:
-            covers.append((3, planned - tick.paced_ns, planned))
+        if tick.paced_ns and tick.made is not None:
+            covers.append((3, tick.made - tick.paced_ns, tick.made))
         for place, start, end in covers:
             begin = max(start, phase.start)
             stop = phase.end if end is None else min(end, phase.end)

@@ -20,6 +20,7 @@ from edgemesh.wire.messages import (
     Plan,
     PromptLogprobs,
     Release,
+    Sampling,
     Submit,
     Verdict,
 )
@@ -261,7 +262,7 @@ class World:
         moves = [(move, plane) for plane in self.ranks for move in (self.release, self.run)]
         self.rng.shuffle(moves)
         moved = any(move(plane) for move, plane in moves)
-        held = self.scheduler.state.held_until
+        held = self.scheduler.state.held_until_ns
         if not moved and held is not None:
             self.now, moved = max(self.now, held - 1), True
         self.settle()
@@ -275,3 +276,14 @@ class World:
         raise AssertionError(
             f"not finished: {[(s.submit.request, s.state) for s in self.scheduler.state.live.values()]}"
         )
+
+
+def scripted(planes=(Plane.PREFILL, Plane.DECODE), pages=40, slots=4, **options) -> World:
+    world = World(1, planes, pages, slots, peers=False, prefix=options.pop("prefix", True), **options)
+    world.rng.random = lambda: 1.0  # every draw is accepted
+    return world
+
+
+def ask(world: World, name: str, prompt: list[int], output: int, **fields) -> None:
+    sampling = fields.pop("sampling", Sampling())
+    world.submit(Submit(name, fields.pop("attempt", 0), 0, TokenArray.of(prompt), sampling, output, **fields))

@@ -1,13 +1,11 @@
 """The scheduler against ranks that remember every KV slot: whatever happens, each stream gets exactly its own tokens."""
 
 import dataclasses
-import itertools
-from statistics import median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_world import PAGE, VOCAB, World, draw, scores, stream
+from scheduling_world import PAGE, VOCAB, World, ask, draw, scores, scripted, stream
 
 from edgemesh.decide import planning
 from edgemesh.decide.results import apply
@@ -101,17 +99,6 @@ def test_every_stream_gets_exactly_its_own_tokens_and_every_page_comes_back(
     assert not any((state.live, state.admitted, state.ready, state.rows, state.paused, len(state.queue)))
 
 
-def scripted(planes=(Plane.PREFILL, Plane.DECODE), pages=40, slots=4, **options) -> World:
-    world = World(1, planes, pages, slots, peers=False, prefix=options.pop("prefix", True), **options)
-    world.rng.random = lambda: 1.0  # every draw is accepted
-    return world
-
-
-def ask(world: World, name: str, prompt: list[int], output: int, **fields) -> None:
-    sampling = fields.pop("sampling", Sampling())
-    world.submit(Submit(name, fields.pop("attempt", 0), 0, TokenArray.of(prompt), sampling, output, **fields))
-
-
 def test_a_prompt_that_is_known_is_not_computed_again():
     world = scripted()
     ask(world, "a", list(range(17)), 3)
@@ -169,57 +156,6 @@ def test_clients_that_do_not_read_keep_their_place_from_nobody(planes, pages, sl
     for number in range(2):
         assert world.got[f"slow{number}"] == stream(world.submits[f"slow{number}"])[0]
     assert world.scheduler.state.pages.free == world.scheduler.state.pages.usable
-
-
-@pytest.mark.parametrize("peers", [False, True])
-def test_decode_keeps_its_pace_while_prompts_are_read_and_no_longer(peers):
-    world = scripted(pages=140, pace_ns=12)
-    world.peers = peers
-    state, decode = world.scheduler.state, world.scheduler.state.pipelines[Plane.DECODE]
-
-    def gaps(going):
-        """Times between decode steps with work, while ``going`` says so."""
-        begun = [decode.worked_ns]
-        while going():
-            world.step()
-            if state.held_until is not None:
-                assert world.scheduler.deadline() == state.held_until
-                assert decode.arrived is None, "peers wait for a step that is held, and do not run without it"
-            if decode.worked_ns != begun[-1]:
-                begun.append(decode.worked_ns)
-        return [later - earlier for earlier, later in itertools.pairwise(begun)]
-
-    ask(world, "row", [1, 2], 60)
-    assert median(gaps(lambda: len(world.got["row"]) < 12)) < 12
-    ask(world, "prompt", [7] * 500, 3)
-    while not state.prefilling:
-        world.step()
-
-    def pressed():
-        left = sum(each.target - each.planned for each in state.prefilling)
-        return left >= (planning.PRESSED_CHUNKS + 1) * world.config.chunk_tokens
-
-    held = gaps(pressed)
-    assert len(held) > 2
-    assert min(held[1:]) >= 12
-    eased = gaps(lambda: state.prefilling)
-    assert max(eased[1:], default=0) <= max(held)
-    assert median(gaps(lambda: len(world.got["row"]) < 50)[1:]) < 12
-    world.finish()
-    assert world.got["row"] == stream(world.submits["row"])[0]
-
-
-def test_steps_that_take_as_long_as_the_pace_follow_each_other_at_once():
-    world = scripted(pages=140, pace_ns=12)
-    world.ranks[Plane.DECODE].step_ns = 12
-    ask(world, "row", [1, 2], 60)
-    while len(world.got["row"]) < 3:
-        world.step()
-    ask(world, "prompt", [7] * 500, 3)
-    while len(world.got["row"]) < 20:
-        world.step()
-        assert world.scheduler.state.held_until is None
-    assert world.scheduler.state.prefilling, "prompts wait all the while"
 
 
 @pytest.mark.parametrize("end", ["cancel", "deadline", "gateway"])

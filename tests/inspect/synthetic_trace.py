@@ -41,6 +41,9 @@ class TraceWriter:
         arrive, plan, done = times
         actor, shared = f"group-{group}", {"plane": plane, "tick": tick}
         self.event(actor, "tick.arrive", arrive, **shared, tokens=fields.get("tokens", 1), sequences=1)
+        if "paced_ns" in fields:
+            # As a group writes it: the plan was made when it arrived.
+            fields["since_ns"] = int((plan - arrive) * MS)
         planned = {"tokens": 1, "sequences": 1, "requests": [], "idle": False, "hold": "", **fields}
         self.event(actor, "tick.plan", plan, **shared, **planned)
         step, wait = int((done - plan) * MS), int((plan - arrive) * MS)

@@ -282,7 +282,8 @@ def test_tail_follows_what_is_written_until_interrupted(trace):
     command = [
         sys.executable,
         "-c",
-        "from edgemesh.cli.trace import app; app()",
+        # Where the tests run in the background of a shell, their children ignore SIGINT.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from edgemesh.cli.trace import app; app()",
         "tail",
         "--dir",
         str(trace),
@@ -303,7 +304,11 @@ def test_tail_follows_what_is_written_until_interrupted(trace):
             assert b"late-" in seen
         finally:
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=120)
+            try:
+                _, errors = process.communicate(timeout=120)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
     assert process.returncode == 0
     assert errors == b""
 

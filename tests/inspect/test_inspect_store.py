@@ -67,6 +67,16 @@ def test_groups_that_are_not_coupled_do_not_share_ticks(tmp_path):
     }
 
 
+def test_a_step_that_was_held_says_for_how_long_and_until_when(tmp_path):
+    to = TraceWriter(tmp_path)
+    to.tick(0, "decode", 3, (10, 14, 20), paced_ns=7 * MS)
+    to.tick(0, "decode", 4, (30, 31, 40))
+    with open_trace(tmp_path) as trace:
+        held, at_once = queries.ticks_between(trace, 0, 2 * BASE)
+    assert (held.paced_ns, held.made) == (7 * MS, held.arrive)
+    assert at_once.paced_ns == 0
+
+
 def test_blame_names_the_group_and_the_rank_that_others_waited_for(tmp_path):
     two_groups(tmp_path)
     with open_trace(tmp_path) as trace:

@@ -100,7 +100,7 @@ def served(draw):
         if idle_one and plane == "decode":
             stepped.append(Tick(1, "decode", tick + 1000, arrive=arrive, plan=plan, done=now, idle=True))
         hold = "together" if held else ""
-        times = {"arrive": arrive, "plan": plan, "done": now, "paced_ns": paced}
+        times = {"arrive": arrive, "plan": plan, "done": now, "paced_ns": paced, "made": arrive}
         stepped.append(Tick(1, plane, tick, **times, hold=hold, requests=requests))
 
     say("gateway-0", "request.received")

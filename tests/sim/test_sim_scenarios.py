@@ -179,6 +179,26 @@ def test_a_hold_lets_groups_prefill_together():
     assert ticks(4) < ticks(0) * 0.7
 
 
+def test_a_group_that_holds_its_decode_for_prompts_takes_its_peers_along():
+    rows = [ask(f"row-{group}", 8, 60, pin=group, seed=group) for group in (0, 1)]
+    prompts = [ask(f"prompt-{each}", 80, 1, pin=0, seed=10 + each, at_ms=5) for each in range(16)]
+    simulation = mesh([*rows, *prompts], dp=2, tp=2, chunk_tokens=4, pages=600, slots=24, pace_ms=20).play()
+    assert {stream.end for stream in simulation.streams} == {"length"}
+    held = [fields for fields in simulation.events("tick.plan") if "paced_ns" in fields]
+    assert len(held) > 3
+    assert {(fields["plane"], fields["idle"]) for fields in held} == {("decode", False)}
+    # The pace, and by how much the step before took longer than such steps did of late.
+    assert max(fields["paced_ns"] for fields in held) <= 25 * MS
+    ticks = {fields["tick"] for fields in held}
+    ran = [
+        verdict.tokens
+        for (_, plane, tick), verdict in simulation.verdicts.items()
+        if plane is Plane.DECODE and tick in ticks
+    ]
+    assert len(ran) == len(ticks)
+    assert all(map(all, ran)), "a peer ran without the group that held its step"
+
+
 def test_a_full_queue_says_when_to_come_back():
     streams = [ask(f"r{each}", 20, 20, seed=each) for each in range(60)]
     simulation = mesh(streams, dp=1, tp=1, slots=1, max_waiting=5).play()
