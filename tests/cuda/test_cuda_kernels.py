@@ -1,3 +1,5 @@
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch.nn import functional
@@ -8,8 +10,9 @@ if not torch.cuda.is_available():
 from edgemesh.engine.attention.batch import AttentionBatch, Span
 from edgemesh.engine.attention.sdpa import SdpaAttention
 from edgemesh.engine.collectives import alone
+from edgemesh.engine.cuda import attention as attention_module
 from edgemesh.engine.cuda import matvec
-from edgemesh.engine.cuda.attention import AttentionUnavailableError, Prompts, Rows, choose
+from edgemesh.engine.cuda.attention import AttentionUnavailableError, FastestAttention, Prompts, Rows, choose
 from edgemesh.engine.cuda.cutting import CutRow, Cutter
 from edgemesh.engine.cuda.drawing import ELSEWHERE, Drawer, Draws
 from edgemesh.engine.cuda.kernels import Turner, add_rms_norm, rms_norm, silu_mul
@@ -154,10 +157,18 @@ def test_rows_over_pages(attention, q_heads, kv_heads, head_dim, lengths):
     close(attention.rows(case.q, case.pages, batch), case.wanted())
 
 
-def test_the_choice_of_kernels_says_which_and_why():
+def test_the_choice_of_kernels_says_which_and_why(monkeypatch):
     said = []
     assert isinstance(choose("torch", 256, 128, said.append), TritonAttention)
     assert isinstance(choose("auto", 64, 128, said.append), TritonAttention)
+    for hopper, head_dim, chosen in (
+        (True, 128, TritonAttention),
+        (True, 64, FastestAttention),
+        (False, 128, FastestAttention),
+    ):
+        if find_spec("flash_attn") is not None:
+            monkeypatch.setattr(attention_module, "on_hopper", lambda hopper=hopper: hopper)
+            assert isinstance(choose("auto", 256, head_dim, [].append), chosen)
     assert "as engine.attention says" in said[0]
     assert "engine.page_tokens is 64" in said[1]
     with pytest.raises(AttentionUnavailableError, match="a multiple of 256 tokens"):

@@ -11,6 +11,9 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+MEASURED: Final = 128
+"""The head size for which own kernels for prompts were measured beside flash-attn."""
+
 _HOPPER: Final = 9
 """Major compute capability."""
 
@@ -83,17 +86,15 @@ def choose(wanted: str, page_tokens: int, head_dim: int, say: Callable[[str], No
     if wanted == "flash-attn":
         say(f"attention: flash-attn {version()} (as engine.attention says)")
         return FlashAttention()
-    if on_hopper():
-        say(
-            f"attention: own Triton kernels (on this card faster than flash-attn {version()}, for prompts and decode rows)"
-        )
+    if on_hopper() and head_dim == MEASURED:
+        say(f"attention: own Triton kernels (on Hopper faster than flash-attn {version()} for prompts and decode rows)")
         return TritonAttention()
     say(f"attention: flash-attn {version()} for prompts, own Triton kernels for decode rows (the faster of each)")
     return FastestAttention(FlashAttention(), TritonAttention())
 
 
 def on_hopper() -> bool:
-    """Whether the current card is an H100, H200 or the like: there its copy engine feeds the kernels, as was measured."""
+    """Whether the current card is an H100, H200 or the like: its Tensor Memory Accelerator feeds the kernels."""
     return torch.cuda.get_device_capability()[0] == _HOPPER
 
 
