@@ -135,8 +135,8 @@ class Engine(Section, frozen=True):
     attention: Annotated[
         Literal["auto", "torch", "flash-attn"],
         Meta(
-            description="Attention kernels. auto: on CUDA flash-attn where it is installed and own Triton kernels elsewhere, torch on CPU."
-            " On CUDA torch means the own kernels."
+            description="Attention kernels. auto: on CUDA flash-attn where it is installed, and own Triton kernels where it is not or where they"
+            " were measured to be faster (on Hopper); torch on CPU. On CUDA torch means the own kernels."
         ),
     ] = "auto"
     mps: Annotated[
@@ -202,7 +202,8 @@ class Decode(Section, frozen=True):
         Meta(
             ge=0,
             le=1000,
-            description="Time from one decode step to the next while many prompts wait beside them (split): prompts get the rest.",
+            description="Time from one decode step's end to the next one's while 4 full chunks of prompts or more wait beside them (split), less"
+            " while fewer do; the cards are the prompts' in between. A group that holds its step holds those of its coupled set. 0: nothing is held.",
         ),
     ] = 0
 

@@ -16,6 +16,9 @@ from edgemesh.topology.rules import resolve
 
 MAX_FILE_BYTES: Final = 1 << 20
 
+_VERY_NEAR: Final = 0.75
+"""How alike two names must be for one to be the other with a slip."""
+
 Table = dict[str, Any]
 
 
@@ -77,7 +80,7 @@ def _override(table: Table, override: str) -> None:
     value: Any = text.strip()
     field = {each.name: each.type for each in msgspec.structs.fields(kind)}.get(key)
     if field is None:
-        raise TopologyError(_unknown(f"{section}.{key}", f"--set {override}", _names(section, kind), "key"))
+        raise TopologyError(_unknown(f"{section}.{key}", f"--set {override}", _keys(), "key"))
     try:
         read = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -95,14 +98,13 @@ def _sections() -> dict[str, type[Section]]:
     return {field.name: field.type for field in msgspec.structs.fields(Topology)}
 
 
-def _names(section: str, kind: type[Section]) -> list[str]:
-    return [f"{section}.{field.name}" for field in msgspec.structs.fields(kind)]
+def _keys() -> list[str]:
+    return [f"{section}.{key.name}" for section, kind in _sections().items() for key in msgspec.structs.fields(kind)]
 
 
 def _check_keys(table: Table) -> None:
     """Refuse what no section has, before types are looked at."""
-    sections = _sections()
-    keys = [name for section, kind in sections.items() for name in _names(section, kind)]
+    sections, keys = _sections(), _keys()
     for section, inner in table.items():
         if section not in sections:
             where = [*sections, *keys]
@@ -119,12 +121,13 @@ def _not_a_table(section: str, value: object) -> str:
 
 
 def _unknown(name: str, where: str, known: list[str], what: str) -> str:
-    """Name the nearest known key: that of another section if it has this very name, else of the same one if one is near, else of any."""
+    """Name the nearest known key: of the same section if one is very near, else that of another with this very name, else what is like it."""
     section, _, key = name.rpartition(".")
     every = _by_key(known)
     own = _by_key(each for each in known if each.startswith(f"{section}.")) if section else every
     near = (
-        ([every[key]] if key in every else [])
+        [own[each] for each in difflib.get_close_matches(key, list(own), n=1, cutoff=_VERY_NEAR)]
+        or ([every[key]] if key in every else [])
         or [own[each] for each in difflib.get_close_matches(key, list(own), n=1)]
         or [every[each] for each in difflib.get_close_matches(key, list(every), n=1)]
         or difflib.get_close_matches(name, known, n=1, cutoff=0.0)

@@ -48,7 +48,11 @@ def test_a_resolved_topology_survives_json(topology):
     [
         # unknown keys and sections, and the nearest known
         ("[mesh]\ntpp = 2", "unknown key 'mesh.tpp'; did you mean 'mesh.tp'?"),
-        ("[mesh]\nslots = 2", "did you mean"),
+        ("[mesh]\nslots = 2", "did you mean 'decode.slots'?"),
+        ("[gateway]\nhosts = 'a'", "did you mean 'gateway.host'?"),
+        ("[mesh]\nhost = 'a'", "did you mean 'mesh.hosts'?"),
+        ("[gateway]\nmax_bytes = 1", "did you mean 'gateway.max_body_bytes'?"),
+        ("[trace]\nmax_body_bytes = 1", "did you mean 'trace.max_bytes'?"),
         ("[decode]\nchunk_tokens = 2", "unknown key 'decode.chunk_tokens'; did you mean 'prefill.chunk_tokens'?"),
         ("[gatway]\nport = 1", "unknown section 'gatway'; did you mean 'gateway'?"),
         ("tp = 2", "unknown key 'tp'; did you mean"),
@@ -166,6 +170,7 @@ def test_the_last_override_wins_over_the_file_and_over_those_before_it():
         (".tp=4", "not of the form"),
         ("mash.tp=4", "unknown section 'mash'; did you mean 'mesh'?"),
         ("mesh.tq=4", "unknown key 'mesh.tq'; did you mean 'mesh.tp'?"),
+        ("decode.chunk_tokens=5", "unknown key 'decode.chunk_tokens'; did you mean 'prefill.chunk_tokens'?"),
         ("mesh.tp=four", "mesh.tp = 'four' is not legal"),
         ("mesh.tp=1\ndp=2", "mesh.tp"),
         ("mesh.tp=", "mesh.tp = '' is not legal"),
