@@ -2,12 +2,17 @@
 
 import gc
 import os
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
 # Before anything imports torch: two threads for a small product wait for each other longer than they work, and where something
 # else has a core they wait for that, too. Ranks get theirs from the supervisor.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Where no card is, Triton's kernels are interpreted; it looks for this when it is imported, by whomever.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # Every run draws the same examples, and has no opinion of how long they take; ``--hypothesis-profile=search`` looks for new ones.
 settings.register_profile(
