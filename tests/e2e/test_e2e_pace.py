@@ -12,8 +12,8 @@ PACE_MS = 120
 
 def test_decode_keeps_its_pace_while_prompts_wait(mesh):
     served = mesh("tp1", decode__pace_ms=PACE_MS, prefill__chunk_tokens=16)
-    row = posting(text="A row that decodes", max_tokens=60)
-    prompts = [posting(prompt=[100 + number] * 500, max_tokens=2) for number in range(4)]
+    row = posting(text="A row that decodes", max_tokens=40)
+    prompts = [posting(prompt=[100 + number] * 300, max_tokens=2) for number in range(2)]
     (alone,) = together(served, [row])
     beside, *_ = together(served, [row, *prompts])
     assert text_of(beside) == text_of(alone)
