@@ -1,6 +1,7 @@
 """What a trace says, as values: events, ticks, and the timeline of one request made of them."""
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -61,6 +62,10 @@ class Category(enum.StrEnum):
 
     DELIVER = "deliver"
     """Ended in the group; the last tokens are detokenised and written to the socket."""
+
+
+DECODING: Final = frozenset({Category.DECODE, Category.DECODE_BARRIER, Category.DECODE_WAIT, Category.PACE})
+"""What the time with a row in the decode batch is made of."""
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from edgemesh.inspect.blame import Blame
 from edgemesh.inspect.escape import plain
-from edgemesh.inspect.facts import Category, Tick, Timeline
+from edgemesh.inspect.facts import DECODING, Category, Tick, Timeline
 from edgemesh.inspect.queries import PlaneStats, parent
 from edgemesh.inspect.sql import Answer
 from edgemesh.inspect.timeline import RUNNING, reason
@@ -159,7 +159,7 @@ def prefill_ns(timeline: Timeline) -> int:
 
 def decode_ns(timeline: Timeline) -> int:
     """With a row in the decode batch."""
-    return _total(timeline, Category.DECODE_WAIT, Category.DECODE_BARRIER, Category.DECODE)
+    return _total(timeline, *DECODING)
 
 
 def _total(timeline: Timeline, *categories: Category) -> int:

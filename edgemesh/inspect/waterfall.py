@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgemesh.inspect.escape import plain
-from edgemesh.inspect.facts import Category, Span, Tick, Timeline
+from edgemesh.inspect.facts import DECODING, Category, Span, Tick, Timeline
 from edgemesh.inspect.terminal import STYLES, add, count, counted, duration, table, ticks_table
 from edgemesh.inspect.timeline import ran, waited_for
 
@@ -19,8 +19,6 @@ MAX_ROWS: Final = 24
 
 NOTED: Final = 84
 """Terminal width from which on the waterfall has room for a note beside each bar."""
-
-_DECODING: Final = frozenset({Category.DECODE, Category.DECODE_BARRIER, Category.DECODE_WAIT})
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -115,7 +113,7 @@ def waterfall(timeline: Timeline, width: int, *, blocks: bool) -> Table:
 def rows(timeline: Timeline) -> list[Row]:
     """The spans as lines; each run of decode spans is one line."""
     made: list[Row] = []
-    for decoding, together in itertools.groupby(timeline.spans, key=lambda span: span.category in _DECODING):
+    for decoding, together in itertools.groupby(timeline.spans, key=lambda span: span.category in DECODING):
         spans = tuple(together)
         if decoding:
             made.append(Row("decode", spans, _decode_note(timeline, spans)))
@@ -126,8 +124,14 @@ def rows(timeline: Timeline) -> list[Row]:
 
 def _decode_note(timeline: Timeline, spans: Sequence[Span]) -> str:
     whole = sum(span.ns for span in spans) or 1
-    waited = sum(span.ns for span in spans if span.category is not Category.DECODE)
-    return f"{counted(timeline.decode.count, 'tick')}, {waited / whole:.0%} of it waiting"
+    held = sum(span.ns for span in spans if span.category is Category.PACE)
+    waited = sum(span.ns for span in spans if span.category is not Category.DECODE) - held
+    shares = (
+        f"{waited / whole:.0%} waiting, {held / whole:.0%} for prompts"
+        if held
+        else f"{waited / whole:.0%} of it waiting"
+    )
+    return f"{counted(timeline.decode.count, 'tick')}, {shares}"
 
 
 def _note(span: Span, timeline: Timeline) -> str:

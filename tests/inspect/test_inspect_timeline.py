@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgemesh.inspect import terminal, waterfall
 from edgemesh.inspect.facts import Category, Event, Step, Tick
 from edgemesh.inspect.timeline import RUNNING, TickIndex, build, ran, reason, waited_for
 
@@ -130,6 +131,19 @@ def served(draw):
     spend(Category.DELIVER)
     say("gateway-0", "request.finished", detail={"finish": "stop"})
     return happened, stepped, truth, preemptions
+
+
+@settings(max_examples=60, deadline=None)
+@given(served())
+def test_decoding_is_one_row_of_the_waterfall_whatever_it_waited_for(life):
+    happened, stepped, truth, preemptions = life
+    timeline = build("r", happened, TickIndex(stepped))
+    assert terminal.decode_ns(timeline) == sum(
+        truth[each] for each in Category if each.value.startswith("decode") and each is not Category.SLOT
+    )
+    labels = [row.label for row in waterfall.rows(timeline)]
+    assert labels.count("decode") <= preemptions + 1
+    assert not {label for label in labels if label.startswith("decode ")} - {"decode slot"}
 
 
 @settings(max_examples=150, deadline=None)
