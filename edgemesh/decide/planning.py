@@ -2,6 +2,7 @@
 
 from array import array
 from heapq import heappop
+from itertools import chain
 from typing import Final
 
 from edgemesh.decide.admission import admit, grow, prefilling
@@ -34,7 +35,7 @@ def plan(state: GroupState, plane: Plane, now_ns: int) -> Step | None:
     """Commit what this plane runs next, or nothing."""
     if not (state.prefilling or state.queue if plane is Plane.PREFILL else state.admitted or state.queue):
         return None
-    step = Step(Shape())
+    step = Step(Shape(), made_ns=now_ns)
     rows = longest = 0
     if plane is not Plane.PREFILL:
         rows, longest = _decode(state, step, now_ns)
@@ -61,26 +62,20 @@ def pace(state: GroupState, now_ns: int) -> int | None:
     config, pipeline = state.config, state.pipelines.get(Plane.DECODE)
     if not config.pace_ns or pipeline is None or not pipeline.open:
         return None
-    if not any(map(_may_run, (*state.rows.values(), *state.ready))):
+    if not any(row.drawable and row.credited for row in chain(state.rows.values(), state.ready)):
         return None
     waiting = sum(_computable(state, sequence) for sequence in prefilling(state))
     pressed = min(waiting / (PRESSED_CHUNKS * config.chunk_tokens), 1.0)
     target = int(config.pace_ns * pressed)
     if target <= pipeline.typical_ns:
         return None
-    working = any(step.shape.tokens for step in pipeline.flying)
-    until = pipeline.worked_ns + target if working else pipeline.done_ns + target - pipeline.typical_ns
+    until = pipeline.done_ns + target - pipeline.typical_ns if pipeline.quiet else pipeline.worked_ns + target
     return until if now_ns < until else None
-
-
-def _may_run(sequence: Sequence) -> bool:
-    """Whether a decode step could draw for this row."""
-    return sequence.drawable and sequence.out + sequence.flying < sequence.credit
 
 
 def _computable(state: GroupState, sequence: Sequence) -> int:
     """Prompt tokens that prefill steps could compute: the last chunk under a grammar waits for the grammar's word."""
-    left = sequence.target - sequence.planned
+    left = sequence.ahead
     return left if sequence.drawable or sequence.prompt_only or left > state.config.chunk_tokens else 0
 
 
@@ -177,7 +172,7 @@ def _room(state: GroupState, now_ns: int) -> tuple[set[int], dict[Sequence, int]
         if not sequence.drawable or masked > MAX_MASK_BYTES:
             short.append(sequence)
             continue
-        if sequence.out + sequence.flying >= sequence.credit:
+        if not sequence.credited:
             state.paused.setdefault(sequence)
             sequence.paused_ns = sequence.paused_ns or now_ns
             short.append(sequence)
@@ -200,7 +195,7 @@ def _join(state: GroupState, now_ns: int) -> list[Sequence]:
         masked += len(sequence.mask)
         if not sequence.drawable or masked > MAX_MASK_BYTES:
             continue
-        if sequence.out >= sequence.credit:
+        if not sequence.credited:
             state.paused.setdefault(sequence)
             sequence.paused_ns = sequence.paused_ns or now_ns
             continue

@@ -144,6 +144,11 @@ class Sequence:
         """Whether a step may draw its next token: under a grammar, once what that may be is known."""
         return self.grammar is None or (bool(self.mask) and not self.flying)
 
+    @property
+    def credited(self) -> bool:
+        """Whether its client takes a token more than those that are out or under way."""
+        return self.out + self.flying < self.credit
+
     def move(self, event: Event) -> None:
         """Take one step of the table."""
         after = LIFE.get((self.state, event))

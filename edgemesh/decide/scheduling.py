@@ -105,7 +105,7 @@ class Scheduler:
         sequence = self.state.live.get(credit.request)
         if sequence is not None and sequence.submit.attempt == credit.attempt:
             sequence.credit = max(sequence.credit, credit.upto)
-            if sequence.out + sequence.flying < sequence.credit:
+            if sequence.credited:
                 self.state.resume(sequence)
 
     def answer(self, found: Answer, now_ns: int) -> None:
@@ -163,9 +163,8 @@ class Scheduler:
                 continue
             if pipeline.open:
                 pipeline.committed = plan(self.state, plane, now_ns)
-                if pipeline.committed is not None:
-                    pipeline.committed.made_ns = now_ns
-                    pipeline.committed.paced_ns = now_ns - (pipeline.held_since_ns or now_ns)
+                if pipeline.committed is not None and pipeline.held_since_ns:
+                    pipeline.committed.paced_ns = now_ns - pipeline.held_since_ns
                 pipeline.held_since_ns = 0
             arrive = pipeline.arrive(now_ns)
             if arrive is not None:

@@ -233,7 +233,7 @@ def _spans(phases: Iterable[Span], mine: Sequence[Tick], rows: Sequence[Tick], *
 def _overlay(phase: Span, ticks: Sequence[Tick], waiting: Category, barrier: Category) -> Iterator[Span]:
     """Split a phase by its ticks: what runs counts before what is held, that before the barrier, that before a pace, that before waiting."""
     order = (phase.category, Category.HOLD, barrier, Category.PACE)
-    active = [0, 0, 0, 0]
+    active = [0] * len(order)
     category, since = waiting, phase.start
     for at, changes in itertools.groupby(_changes(phase, ticks), key=_first):
         for _, place, by in changes:

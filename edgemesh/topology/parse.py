@@ -3,7 +3,7 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,11 +120,16 @@ def _not_a_table(section: str, value: object) -> str:
     return f"{section} = {_show(value)}: {section} is a section; write [{section}] and its keys below it."
 
 
+def _by_key(names: list[str]) -> dict[str, str]:
+    """``mesh.tp`` by ``tp``: of equal keys the first one's section."""
+    return {name.rpartition(".")[2]: name for name in reversed(names)}
+
+
 def _unknown(name: str, where: str, known: list[str], what: str) -> str:
     """Name the nearest known key: of the same section if one is very near, else that of another with this very name, else what is like it."""
     section, _, key = name.rpartition(".")
     every = _by_key(known)
-    own = _by_key(each for each in known if each.startswith(f"{section}.")) if section else every
+    own = _by_key([each for each in known if each.startswith(f"{section}.")]) if section else every
     near = (
         [own[each] for each in difflib.get_close_matches(key, list(own), n=1, cutoff=_VERY_NEAR)]
         or ([every[key]] if key in every else [])
@@ -184,11 +189,3 @@ def _show(value: object) -> str:
     """A value as TOML would show it, shortened."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _by_key(names: Iterable[str]) -> dict[str, str]:
-    """``mesh.tp`` by ``tp``: of equal keys the first one's section."""
-    found: dict[str, str] = {}
-    for name in names:
-        found.setdefault(name.rpartition(".")[2], name)
-    return found

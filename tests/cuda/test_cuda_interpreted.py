@@ -10,14 +10,15 @@ if torch.cuda.is_available():
     pytest.skip("here the kernels run on the card, in their other tests", allow_module_level=True)
 pytest.importorskip("triton", reason="the interpreter comes with Triton, for Linux on x86-64 and arm64")
 
+from cuda_cases import draws_of, prompts_of, turned_heads
+
 from edgemesh.engine.collectives import alone
 from edgemesh.engine.cuda import matvec
-from edgemesh.engine.cuda.attention import Prompts, Rows
-from edgemesh.engine.cuda.drawing import Drawer, Draws
+from edgemesh.engine.cuda.attention import Rows
+from edgemesh.engine.cuda.drawing import Drawer
 from edgemesh.engine.cuda.kernels import Turner, add_rms_norm, rms_norm, silu_mul
 from edgemesh.engine.cuda.paged_prompts import attend_prompts
 from edgemesh.engine.cuda.paged_rows import attend_rows
-from edgemesh.engine.noise import row_stem
 from edgemesh.engine.sampler import Row, Sampler
 from edgemesh.wire.messages import Sampling
 
@@ -68,17 +69,10 @@ def test_heads_are_normed_turned_and_put_into_their_pages(q_heads, kv_heads, hea
     pages = torch.full((2, 3, PAGE, kv_heads, head_dim), 7.0)
     norms = (randn(head_dim, seed=3), randn(head_dim, seed=4)) if normed else None
     q = Turner(angles.cos(), angles.sin(), q_heads, kv_heads, head_dim, 1e-6).turn(qkv, positions, places, norms, pages)
-    heads = qkv.view(rows, -1, head_dim)
-    turned, v = heads[:, : q_heads + kv_heads], heads[:, q_heads + kv_heads :]
-    if norms is not None:
-        weights = torch.cat((norms[0].expand(q_heads, -1), norms[1].expand(kv_heads, -1)))
-        turned = functional.rms_norm(turned, (head_dim,), None, 1e-6) * weights
-    cos, sin = (each[positions][:, None] for each in (angles.cos(), angles.sin()))
-    low, high = turned.chunk(2, dim=-1)
-    turned = torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
-    close(q, turned[:, :q_heads])
-    close(pages[0].flatten(0, 1)[places], turned[:, q_heads:])
-    assert torch.equal(pages[1].flatten(0, 1)[places], v)
+    wanted_q, wanted_k, wanted_v = turned_heads(qkv, angles, positions, norms, q_heads, kv_heads)
+    close(q, wanted_q)
+    close(pages[0].flatten(0, 1)[places], wanted_k)
+    assert torch.equal(pages[1].flatten(0, 1)[places], wanted_v)
     untouched = torch.ones(3 * PAGE, dtype=torch.bool)
     untouched[places] = False
     assert (pages.flatten(1, 2)[:, untouched] == 7).all()
@@ -109,9 +103,6 @@ class Paged:
             done += new
         self.wanted = torch.cat(wanted)
 
-    def sums(self, counts):
-        return torch.tensor([0, *counts]).cumsum(0).int()
-
 
 @pytest.mark.parametrize("describes", [False, True])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(2, 1, 16), (3, 3, 24)])
@@ -120,10 +111,9 @@ def test_attention_over_pages(q_heads, kv_heads, head_dim, describes):
     spans = [(0, 70), (60, 65), (64, 1), (0, 64), (63, 2), (128, 64), (0, 0), (0, 1)]
     case = Paged(q_heads, kv_heads, head_dim, spans)
     counts, contexts = [new for _, new in spans], [start + new for start, new in spans]
-    batch = Prompts(case.sums(counts), case.sums(contexts), case.table, max(counts), max(contexts))
-    close(attend_prompts(case.q, case.pages, batch, describes=describes), case.wanted)
+    close(attend_prompts(case.q, case.pages, prompts_of(spans, case.table), describes=describes), case.wanted)
     real = [number for number, new in enumerate(counts) if new]
-    ends = case.sums(counts)[1:][real].long() - 1
+    ends = torch.tensor(counts).cumsum(0)[real] - 1
     lengths = torch.tensor(contexts, dtype=torch.int32)[real]
     close(attend_rows(case.q[ends], case.pages, Rows(lengths, case.table[real])), case.wanted[ends])
 
@@ -138,17 +128,9 @@ def test_the_device_draws_what_the_sampler_draws_and_moves_the_batch_on():
         for at in range(count)
     ]
     wanted = Sampler(start, width, 2000, alone().attn).draw(logits, rows).tokens
-    stems = [row_stem(row.sampling.seed, row.sampling.choice) for row in rows]
-    slots = torch.arange(count, dtype=torch.int32)
-    draws = Draws(
-        torch.tensor([row.sampling.temperature if row.hot else 0 for row in rows]),
-        torch.tensor([stem - (1 << 64) if stem >= 1 << 63 else stem for stem in stems]),
-        torch.tensor([row.position for row in rows], dtype=torch.int32),
-        slots,
-    )
     last, position = torch.full((count + 1,), -5, dtype=torch.int32), torch.zeros(count + 1, dtype=torch.int32)
     tokens = torch.empty(count, dtype=torch.int32)
-    Drawer(start, width, alone().attn, last, position).draw(logits, draws, tokens)
+    Drawer(start, width, alone().attn, last, position).draw(logits, draws_of(rows, range(count), "cpu"), tokens)
     assert tokens.tolist() == list(wanted)
     assert tokens[0] == start + 70, "of equals the lowest"
     assert last.tolist() == [*tokens.tolist(), -5]

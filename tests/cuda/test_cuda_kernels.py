@@ -7,18 +7,19 @@ from torch.nn import functional
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
+from cuda_cases import draws_of, prompts_of, turned_heads
+
 from edgemesh.engine.attention.batch import AttentionBatch, Span
 from edgemesh.engine.attention.sdpa import SdpaAttention
 from edgemesh.engine.collectives import alone
 from edgemesh.engine.cuda import attention as attention_module
 from edgemesh.engine.cuda import matvec
-from edgemesh.engine.cuda.attention import AttentionUnavailableError, FastestAttention, Prompts, Rows, choose
+from edgemesh.engine.cuda.attention import AttentionUnavailableError, FastestAttention, Rows, choose
 from edgemesh.engine.cuda.cutting import CutRow, Cutter
-from edgemesh.engine.cuda.drawing import ELSEWHERE, Drawer, Draws
+from edgemesh.engine.cuda.drawing import Drawer
 from edgemesh.engine.cuda.kernels import Turner, add_rms_norm, rms_norm, silu_mul
 from edgemesh.engine.cuda.paged import TritonAttention
 from edgemesh.engine.cuda.staging import Outbox
-from edgemesh.engine.noise import row_stem
 from edgemesh.engine.sampler import Row, Sampler
 from edgemesh.wire.messages import Sampling
 
@@ -68,17 +69,10 @@ def test_heads_are_normed_turned_and_put_into_their_pages(q_heads, kv_heads, hea
     pages = torch.full((2, 4, 256, kv_heads, head_dim), 7.0, dtype=torch.bfloat16, device="cuda")
     norms = (randn(head_dim, seed=3), randn(head_dim, seed=4)) if normed else None
     q = turner.turn(qkv, positions, places, norms, pages)
-    heads = qkv.float().view(rows, -1, head_dim)
-    turned, v = heads[:, : q_heads + kv_heads], heads[:, q_heads + kv_heads :]
-    if norms is not None:
-        weights = torch.cat((norms[0].expand(q_heads, -1), norms[1].expand(kv_heads, -1))).float()
-        turned = functional.rms_norm(turned, (head_dim,), None, 1e-6) * weights
-    cos, sin = (each[positions][:, None] for each in (angles.cos(), angles.sin()))
-    low, high = turned.chunk(2, dim=-1)
-    turned = torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
-    close(q, turned[:, :q_heads])
-    close(pages[0].flatten(0, 1)[places], turned[:, q_heads:])
-    assert torch.equal(pages[1].flatten(0, 1)[places].float(), v)
+    wanted_q, wanted_k, wanted_v = turned_heads(qkv, angles, positions, norms, q_heads, kv_heads)
+    close(q, wanted_q)
+    close(pages[0].flatten(0, 1)[places], wanted_k)
+    assert torch.equal(pages[1].flatten(0, 1)[places].float(), wanted_v)
     untouched = torch.ones(4 * 256, dtype=torch.bool, device="cuda")
     untouched[places] = False
     assert (pages.flatten(1, 2)[:, untouched] == 7).all()
@@ -122,17 +116,10 @@ class Paged:
 HEADS = [(32, 8, 128), (7, 1, 64), (6, 6, 80), (4, 2, 256)]
 
 
-def prompts_of(case):
-    counts = torch.tensor([0, *(count for _, count in case.spans)])
-    contexts = torch.tensor([0, *(start + count for start, count in case.spans)])
-    starts, context_starts = (each.cumsum(0).int().cuda() for each in (counts, contexts))
-    return Prompts(starts, context_starts, case.table, int(counts.max()), int(contexts.max()))
-
-
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), HEADS)
 def test_prompts_over_pages(attention, q_heads, kv_heads, head_dim):
     case = Paged(q_heads, kv_heads, head_dim, [(0, 700), (300, 513), (256, 1), (0, 3), (1000, 64), (64, 65)])
-    close(attention.prompts(case.q, case.pages, prompts_of(case)), case.wanted())
+    close(attention.prompts(case.q, case.pages, prompts_of(case.spans, case.table)), case.wanted())
 
 
 def test_what_lies_after_a_context_is_never_seen(attention):
@@ -143,7 +130,7 @@ def test_what_lies_after_a_context_is_never_seen(attention):
         at = torch.arange(start + count)
         page, offset = torch.tensor(pages)[at // 256].cuda(), (at % 256).cuda()
         seen[:, page, offset] = case.pages[:, page, offset]
-    close(attention.prompts(case.q, seen, prompts_of(case)), wanted)
+    close(attention.prompts(case.q, seen, prompts_of(case.spans, case.table)), wanted)
     ends = torch.tensor([count for _, count in case.spans]).cumsum(0).cuda() - 1
     lengths = torch.tensor([start + count for start, count in case.spans], dtype=torch.int32, device="cuda")
     close(attention.rows(case.q[ends], seen, Rows(lengths, case.table)), wanted[ends])
@@ -175,21 +162,6 @@ def test_the_choice_of_kernels_says_which_and_why(monkeypatch):
         choose("flash-attn", 64, 128, said.append)
 
 
-def draws(rows, slots, elsewhere=()):
-    def signed(key):
-        return key - (1 << 64) if key >= 1 << 63 else key
-
-    heats = [
-        ELSEWHERE if at in elsewhere else row.sampling.temperature if row.hot else 0 for at, row in enumerate(rows)
-    ]
-    return Draws(
-        torch.tensor(heats, device="cuda"),
-        torch.tensor([signed(row_stem(row.sampling.seed, row.sampling.choice)) for row in rows], device="cuda"),
-        torch.tensor([row.position for row in rows], dtype=torch.int32, device="cuda"),
-        torch.tensor(slots, dtype=torch.int32, device="cuda"),
-    )
-
-
 def test_the_device_draws_what_the_sampler_draws_and_moves_the_batch_on():
     count, width, start = 64, 151936, 1000
     differ = 0
@@ -207,7 +179,7 @@ def test_the_device_draws_what_the_sampler_draws_and_moves_the_batch_on():
         tokens = torch.empty(count, dtype=torch.int32, device="cuda")
         slots = [*range(count - 2), count, count - 1]
         drawer = Drawer(start, width, alone().attn, last, position)
-        drawer.draw(logits, draws(rows, slots, elsewhere={3}), tokens)
+        drawer.draw(logits, draws_of(rows, slots, "cuda", elsewhere={3}), tokens)
         found = tokens.tolist()
         assert found[0] == wanted[0] == start + 70
         differ += sum(a != b for at, (a, b) in enumerate(zip(found, wanted, strict=True)) if at != 3)
@@ -229,7 +201,7 @@ def test_what_is_no_number_is_never_drawn(temperature):
     rows = [Row(Sampling(seed=1, temperature=temperature), 5, 0) for _ in range(3)]
     state = torch.zeros(2, dtype=torch.int32, device="cuda")
     tokens = torch.full((3,), -9, dtype=torch.int32, device="cuda")
-    Drawer(0, width, alone().attn, state, state.clone()).draw(logits, draws(rows, [1] * 3), tokens)
+    Drawer(0, width, alone().attn, state, state.clone()).draw(logits, draws_of(rows, [1] * 3, "cuda"), tokens)
     found = tokens.tolist()
     assert found[1] == 4321
     assert all(0 <= token < width for token in found)
@@ -241,7 +213,7 @@ def test_draws_follow_the_distribution():
     rows = [Row(Sampling(seed=seed), 5, 0) for seed in range(count)]
     state = torch.zeros(2, dtype=torch.int32, device="cuda")
     tokens = torch.empty(count, dtype=torch.int32, device="cuda")
-    Drawer(0, width, alone().attn, state, state.clone()).draw(logits, draws(rows, [1] * count), tokens)
+    Drawer(0, width, alone().attn, state, state.clone()).draw(logits, draws_of(rows, [1] * count, "cuda"), tokens)
     wanted = logits[0].float().softmax(dim=-1)
     found = torch.bincount(tokens, minlength=width) / count
     assert (found - wanted).abs().max() < 0.03

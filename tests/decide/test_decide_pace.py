@@ -68,6 +68,19 @@ def test_decode_keeps_its_pace_while_prompts_are_read_and_no_longer(peers):
     assert [ns for ns, _ in told] == holds
 
 
+def decoding(pace_ns):
+    """(world, state, decode's pipeline) with a row that decodes, and no step under way."""
+    world = scripted(pages=140, pace_ns=pace_ns)
+    ask(world, "row", [1, 2], 60)
+    state = world.scheduler.state
+    while not state.rows:
+        world.step()
+    decode = state.pipelines[Plane.DECODE]
+    decode.committed = None
+    decode.flying.clear()
+    return world, state, decode
+
+
 @pytest.mark.parametrize(
     ("chunks", "typical_ns", "working", "until"),
     [
@@ -87,15 +100,9 @@ def test_decode_keeps_its_pace_while_prompts_are_read_and_no_longer(peers):
     ],
 )
 def test_a_step_is_held_the_longer_the_more_prompts_wait(chunks, typical_ns, working, until):
-    world = scripted(pages=140, pace_ns=100)
-    ask(world, "row", [1, 2], 60)
-    while not world.scheduler.state.rows:
-        world.step()
-    state, decode = world.scheduler.state, world.scheduler.state.pipelines[Plane.DECODE]
+    world, state, decode = decoding(100)
     ask(world, "prompt", [7] * (chunks * world.config.chunk_tokens), 3)
     admit(state, world.now)
-    decode.committed = None
-    decode.flying.clear()
     if working:
         decode.flying.append(Step(Shape(1, 1, 3)))
     decode.worked_ns, decode.done_ns, decode.typical_ns = 900, 1000, typical_ns
@@ -107,17 +114,11 @@ def test_a_step_is_held_the_longer_the_more_prompts_wait(chunks, typical_ns, wor
 
 @pytest.mark.parametrize("still", ["row without credit", "row under a grammar", "prompt under a grammar"])
 def test_nothing_is_held_by_rows_or_for_prompts_that_cannot_run(still):
-    world = scripted(pages=140, pace_ns=1000)
-    ask(world, "row", [1, 2], 60)
-    while not world.scheduler.state.rows:
-        world.step()
-    state, decode = world.scheduler.state, world.scheduler.state.pipelines[Plane.DECODE]
+    world, state, decode = decoding(1000)
     for number in range(3):
         ask(world, f"prompt-{number}", [7 + number] * world.config.chunk_tokens, 3)
     admit(state, world.now)
     assert len(state.prefilling) == 3
-    decode.committed = None
-    decode.flying.clear()
     decode.done_ns = world.now
     (row,) = state.rows.values()
     assert planning.pace(state, world.now) is not None

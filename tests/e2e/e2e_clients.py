@@ -6,9 +6,12 @@ import json
 import random
 import re
 import socket
+import subprocess
 import time
 
 import httpx
+
+from edgemesh.bench.launch import COMMAND
 
 MODEL = "smollm2-135m"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -113,6 +116,14 @@ def rest_of(connection):
     while b"data: [DONE]" not in said[-64:] and (more := connection.recv(1 << 16)):
         said += more
     return said
+
+
+def trace(served, *words):
+    """What `edgemesh trace` says of a mesh."""
+    command = [*COMMAND, "trace", *words, "--dir", str(served.traces)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 class Traces:

@@ -1,11 +1,8 @@
 """`decode.pace_ms`: while prompts wait, decode leaves the cores to them; nothing that is said changes, and the trace tells."""
 
 import json
-import subprocess
 
-from e2e_clients import posting, text_of, together
-
-from edgemesh.bench.launch import COMMAND
+from e2e_clients import posting, text_of, together, trace
 
 PACE_MS = 120
 
@@ -19,9 +16,7 @@ def test_decode_keeps_its_pace_while_prompts_wait(mesh):
     assert text_of(beside) == text_of(alone)
 
     def totals(answer):
-        command = [*COMMAND, "trace", "show", answer["id"], "--dir", str(served.traces), "--json"]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-        return json.loads(shown.stdout)["totals"]
+        return json.loads(trace(served, "show", answer["id"], "--json"))["totals"]
 
     assert totals(beside)["decode pace"] > PACE_MS * 1e6 / 2
     assert "decode pace" not in totals(alone)

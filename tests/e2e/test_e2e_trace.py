@@ -1,22 +1,12 @@
 """`edgemesh trace` on a live mesh: who was slow, where a request's time went, and what SQL says of it."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from e2e_clients import posting, together
-
-from edgemesh.bench.launch import COMMAND
+from e2e_clients import posting, together, trace
 
 pytestmark = pytest.mark.parametrize("served", ["tp2-dp2 split"], indirect=True)
-
-
-def trace(served, *words):
-    command = [*COMMAND, "trace", *words, "--dir", str(served.traces)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
 
 
 @pytest.fixture

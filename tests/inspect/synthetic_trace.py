@@ -40,13 +40,13 @@ class TraceWriter:
         """One group's arrive, plan and done."""
         arrive, plan, done = times
         actor, shared = f"group-{group}", {"plane": plane, "tick": tick}
+        step, wait = int((done - plan) * MS), int((plan - arrive) * MS)
         self.event(actor, "tick.arrive", arrive, **shared, tokens=fields.get("tokens", 1), sequences=1)
         if "paced_ns" in fields:
             # As a group writes it: the plan was made when it arrived.
-            fields["since_ns"] = int((plan - arrive) * MS)
+            fields["since_ns"] = wait
         planned = {"tokens": 1, "sequences": 1, "requests": [], "idle": False, "hold": "", **fields}
         self.event(actor, "tick.plan", plan, **shared, **planned)
-        step, wait = int((done - plan) * MS), int((plan - arrive) * MS)
         self.event(actor, "tick.done", done, **shared, step_ns=step, wait_ns=wait)
 
     def release(self, plane: str, tick: int, at: float, last: int, wait_ms: float = 0, width: int = 2) -> None:
